@@ -1,0 +1,3 @@
+module github.com/ebb-offload/ebb
+
+go 1.26
