@@ -1,0 +1,164 @@
+/*
+ * ebb.h: the C contract of libebb.so.
+ *
+ * libebb.so is preloaded (LD_PRELOAD) or loaded by PyTorch as a pluggable allocator. It
+ * manages GPU memory allocated inside a region, and can pause it (bytes go to host memory or
+ * disk, physical memory goes back to the driver) and resume it (same addresses, same bytes).
+ *
+ * Two families of functions:
+ *   tms_*   the names and meanings of torch_memory_saver, so that software built for it runs
+ *           unchanged. Its callers ignore results; see tms_pause and tms_resume.
+ *   ebb_*   return a code; the text of the calling thread's last error is in ebb_last_error.
+ *
+ * Threads: every function may be called from any thread at any time. Region, tag and backup
+ * settings are per thread and are fixed for an allocation when it is made. Pauses and resumes
+ * are carried out one after the other.
+ * Fork: a forked child cannot use the parent's CUDA state. In it, hooked functions pass to
+ * the real runtime and ebb_* return EBB_ERR_FORKED.
+ * Sizes are bytes, times are seconds unless a name says otherwise.
+ * A pointer parameter may be null only where that is said.
+ */
+#ifndef EBB_H
+#define EBB_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Result codes. Stable; new ones are added at the end. */
+typedef enum ebb_code {
+	EBB_OK = 0,
+	EBB_ERR_INVALID = 1,       /* an argument makes no sense */
+	EBB_ERR_NOT_MANAGED = 2,   /* the pointer is not memory that ebb manages */
+	EBB_ERR_STATE = 3,         /* not possible in the allocation's present state */
+	EBB_ERR_UNKNOWN_TAG = 4,   /* no allocation ever carried this tag */
+	EBB_ERR_FORKED = 5,        /* called in a forked child */
+	EBB_ERR_CAPTURE = 6,       /* a CUDA stream capture is under way */
+	EBB_ERR_DEVICE = 7,        /* the driver refused a call */
+	EBB_ERR_DEVICE_FAULT = 8,  /* the device had failed before: an earlier error of the actor */
+	EBB_ERR_DEVICE_MEMORY = 9, /* not enough device memory */
+	EBB_ERR_HOST_MEMORY = 10,  /* not enough host memory */
+	EBB_ERR_NO_SPACE = 11,     /* not enough room in the disk directory (space, inodes, quota) */
+	EBB_ERR_IO = 12,           /* reading or writing a backup file failed */
+	EBB_ERR_CORRUPT = 13,      /* a backup does not hold what was written */
+	EBB_ERR_PARTIAL = 14,      /* paused in part: some allocations stayed active */
+	EBB_ERR_NOT_LOADED = 15,   /* the engine library could not be loaded */
+	EBB_ERR_INTERNAL = 16      /* a defect in ebb */
+} ebb_code;
+
+/* Where the bytes of an allocation go while it is paused. */
+typedef enum ebb_backup {
+	EBB_BACKUP_NONE = 0, /* nowhere: content is undefined after resume */
+	EBB_BACKUP_CPU = 1,  /* host memory */
+	EBB_BACKUP_DISK = 2  /* files of the disk directory */
+} ebb_backup;
+
+/* What one pause or resume did. The caller sets struct_size; fields beyond it are not written. */
+typedef struct ebb_result {
+	uint64_t struct_size;    /* in: sizeof(ebb_result) */
+	uint64_t allocations;    /* allocations whose state changed */
+	uint64_t bytes;          /* their logical bytes */
+	uint64_t device_bytes;   /* physical device memory released or created */
+	uint64_t host_bytes;     /* bytes copied to or from host memory */
+	uint64_t disk_bytes;     /* bytes written to or read from files, padding included */
+	uint64_t nanoseconds;    /* wall time of the call */
+} ebb_result;
+
+/* ---- ebb's own functions ------------------------------------------------------------- */
+
+/* Version of the library, for example "0.1.0". Never null, never freed. */
+const char *ebb_version(void);
+
+/* Copies the calling thread's last error text (no newline, zero-terminated, cut to cap) into
+ * buf and returns the length of the whole text. buf may be null when cap is 0. */
+size_t ebb_last_error(char *buf, size_t cap);
+
+/*
+ * Takes the memory of all allocations that carry one of the tags off the GPU. ntags 0: all
+ * allocations. Returns once the driver has the memory back.
+ * What is already paused stays as it is; nothing to do is EBB_OK.
+ * The caller must not touch the memory from any stream or thread during the call or until a
+ * resume. Work submitted earlier is waited for. On any error but EBB_ERR_PARTIAL nothing was
+ * unmapped and the actor can go on. result may be null.
+ */
+int ebb_pause(const char *const *tags, size_t ntags, ebb_result *result);
+
+/*
+ * Brings the memory back to its addresses with its bytes. timeout_s: how long to wait for
+ * device memory held by others; 0: fail at once, negative: the default (EBB_RESUME_WAIT, 0).
+ * On error everything named stays paused and a later resume can succeed. result may be null.
+ */
+int ebb_resume(const char *const *tags, size_t ntags, double timeout_s, ebb_result *result);
+
+/* Writes the state of this process's memory as one JSON object (docs/status.md) into buf, cut
+ * to cap and zero-terminated. *need, if not null, is set to the full length without the zero. */
+int ebb_status(char *buf, size_t cap, size_t *need);
+
+/* ---- torch_memory_saver's functions --------------------------------------------------- */
+
+/* Whether allocations of the calling thread are managed. Initially TMS_INIT_ENABLE. */
+void tms_set_interesting_region(bool on);
+bool tms_get_interesting_region(void);
+
+/* Tag of the calling thread's next allocations. Initially "default". A null tag is refused
+ * with one line on stderr and changes nothing. The returned pointer is valid until the thread
+ * sets another tag or ends. */
+void tms_set_current_tag(const char *tag);
+const char *tms_get_current_tag(void);
+
+/* Backup of the calling thread's next allocations. Initially TMS_INIT_ENABLE_CPU_BACKUP and
+ * TMS_INIT_ENABLE_DISK_BACKUP. With both on, the allocation fails: the two exclude each other. */
+void tms_set_enable_cpu_backup(bool on);
+bool tms_get_enable_cpu_backup(void);
+void tms_set_enable_disk_backup(bool on);
+bool tms_get_enable_disk_backup(void);
+
+/* Memory that holds CPU backups made from now on by the calling thread's allocations: "pinned"
+ * (page-locked, the default) or "mmap" (plain memory). Initially TMS_INIT_CPU_BACKUP_BACKEND.
+ * Anything else is refused with one line and changes nothing. */
+void tms_set_cpu_backup_backend(const char *backend);
+const char *tms_get_cpu_backup_backend(void);
+
+/* Whether CPU backups are kept after a resume, for the next pause to use again. Process-wide.
+ * Initially TMS_RETAIN_CPU_BACKUP. */
+void tms_set_retain_cpu_backup(bool on);
+bool tms_get_retain_cpu_backup(void);
+
+/* Directory of disk backups, process-wide; taken at the first pause of an allocation.
+ * Initially TMS_DISK_BACKUP_DIR, or /tmp. */
+void tms_set_disk_backup_dir(const char *dir);
+
+/* Device memory, in bytes, that allocations must leave free; an allocation that would not
+ * reports cudaErrorMemoryAllocation. Initially 0. */
+void set_memory_margin_bytes(uint64_t bytes);
+
+/*
+ * Pause and resume of one tag, or of everything (null or empty tag). Return 0 or an ebb_code;
+ * existing callers ignore it, therefore:
+ * A pause that fails writes one line, "ebb: pause FAILED, memory not freed: ...", and the
+ * process goes on (EBB_ON_PAUSE_ERROR=exit: ends with status 70).
+ * A resume that cannot be completed by its deadline writes one line and ends the process with
+ * status 71: its memory is gone and every later use would fault. Use ebb_resume to handle it.
+ * A tag that no allocation carries is no error here.
+ */
+int tms_pause(const char *tag);
+int tms_resume(const char *tag);
+
+/* Host copy of managed memory with CPU backup: valid while paused, and after resume while
+ * backups are retained. Null otherwise, with the reason in ebb_last_error. */
+uint8_t *tms_get_cpu_backup_pointer(const uint8_t *gpu_ptr, uint64_t size);
+
+/* Allocation functions for torch.cuda.memory.CUDAPluggableAllocator. Always managed, whatever
+ * the region. tms_torch_malloc returns null when there is no memory or size is not positive. */
+void *tms_torch_malloc(ssize_t size, int device, void *stream);
+void tms_torch_free(void *ptr, ssize_t size, int device, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,106 @@
+// Package device is ebb's view of a GPU driver: the few calls that the engine needs, with Go
+// types and typed errors. internal/device/cuda implements it on libcuda.so.1, be that NVIDIA's
+// or softgpu's; there is no other implementation.
+//
+// Threads: a Driver may be used from any thread. Calls that work on "the current context" need
+// a goroutine locked to its OS thread (runtime.LockOSThread) on which SetContext was called.
+package device
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/ebb-offload/ebb/internal/mem"
+)
+
+// Context is a CUcontext, Stream a CUstream. The zero value is none.
+type (
+	Context uintptr
+	Stream  uintptr
+)
+
+// CaptureRelaxed is CU_STREAM_CAPTURE_MODE_RELAXED: the mode of all of ebb's own threads, so
+// that their calls never disturb a stream capture of the actor.
+const CaptureRelaxed = 2
+
+// Driver is a loaded GPU driver.
+type Driver interface {
+	// Version is the driver's CUDA version, for example 13000.
+	Version() (int, error)
+	// DeviceCount is the number of devices that the process sees.
+	DeviceCount() (int, error)
+	// DeviceName is the product name of a device.
+	DeviceName(device int) (string, error)
+	// SupportsRDMA says whether memory of the device can be made GPUDirect RDMA capable.
+	SupportsRDMA(device int) (bool, error)
+	// NUMANode is the host NUMA node nearest to the device, or -1 when unknown.
+	NUMANode(device int) int
+
+	// Granularity is the size, in bytes, to whose multiples ranges and pieces are cut.
+	Granularity(p mem.Props) (uint64, error)
+	AddressReserve(size, align uint64) (mem.Addr, error)
+	AddressFree(addr mem.Addr, size uint64) error
+	MemCreate(size uint64, p mem.Props) (mem.Handle, error)
+	MemRelease(h mem.Handle) error
+	MemMap(addr mem.Addr, size, offset uint64, h mem.Handle) error
+	MemUnmap(addr mem.Addr, size uint64) error
+	MemSetAccess(addr mem.Addr, size uint64, access []mem.Access) error
+
+	// PrimaryContext retains a device's primary context on first use and returns it. The
+	// context is kept for the life of the process.
+	PrimaryContext(device int) (Context, error)
+	// Context and SetContext read and set the calling thread's current context.
+	Context() (Context, error)
+	SetContext(c Context) error
+	// ExchangeCaptureMode sets the calling thread's capture mode and returns the former.
+	ExchangeCaptureMode(mode int) (int, error)
+
+	// The rest work on the current context.
+	MemInfo() (free, total uint64, err error)
+	Synchronize() error
+	StreamCreate() (Stream, error) // non-blocking with respect to the legacy stream
+	StreamDestroy(s Stream) error
+	StreamSynchronize(s Stream) error
+	CopyToHost(dst unsafe.Pointer, src mem.Addr, n uint64, s Stream) error   // asynchronous
+	CopyToDevice(dst mem.Addr, src unsafe.Pointer, n uint64, s Stream) error // asynchronous
+
+	// HostRegister pins pages for all contexts; HostAlloc returns pinned pages
+	// (cuMemHostAlloc), which HostFree releases.
+	HostRegister(p unsafe.Pointer, n uint64) error
+	HostUnregister(p unsafe.Pointer) error
+	HostAlloc(n uint64) (unsafe.Pointer, error)
+	HostFree(p unsafe.Pointer) error
+}
+
+// Code is a CUresult.
+type Code int
+
+// Results that ebb acts on (CUDA driver API, CUresult).
+const (
+	CodeInvalidValue   Code = 1
+	CodeOutOfMemory    Code = 2
+	CodeNotInitialized Code = 3
+	CodeDeinitialized  Code = 4
+)
+
+// Error is a failed driver call.
+type Error struct {
+	Call string // "cuMemCreate"
+	Code Code
+	Name string // "CUDA_ERROR_OUT_OF_MEMORY"
+	Text string // the driver's description
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("%s: %s (%d): %s", e.Call, e.Name, int(e.Code), e.Text)
+}
+
+// IsCode reports whether err is a driver error with that result.
+func IsCode(err error, code Code) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code == code
+}
+
+// IsOutOfMemory reports whether err says that device or host memory ran out.
+func IsOutOfMemory(err error) bool { return IsCode(err, CodeOutOfMemory) }

@@ -1,0 +1,88 @@
+// Package store holds the bytes of paused allocations: in host memory (Host) or in files
+// (Files). Both implement Store; one conformance suite (storetest) runs on both.
+//
+// The block map is the truth about what a backing holds: per block absent or stored. An entry
+// is set to absent before its block is overwritten and to stored after the write returned, so
+// that a failed pause never leaves a claim on bytes that were not written.
+package store
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Store makes backings. All methods may be called from any goroutine.
+type Store interface {
+	// Open returns a new, empty backing for an allocation of size bytes. It takes no room
+	// yet. id is unique in the process and names the backing in errors.
+	Open(id, size uint64) (Backing, error)
+	// Usage is what all open backings take now.
+	Usage() Usage
+	// Close releases every open backing (files removed, memory freed) and the store.
+	// Further calls return ErrClosed. Idempotent.
+	Close() error
+}
+
+// Backing holds the bytes of one allocation. WriteBlock and ReadBlock may be called from many
+// goroutines at once for different blocks; the other methods from one at a time, with no block
+// call under way.
+type Backing interface {
+	// Reserve takes the room for all size bytes (file extents, host pages), so that a lack of
+	// it shows before anything is copied. Idempotent; room is kept until Release.
+	Reserve() error
+	// WriteBlock stores p as the block that begins at byte off of the allocation; off is a
+	// multiple of the store's block size. p is a whole block, or shorter for the last one.
+	// The memory behind p[:cap(p)] reaches to the next multiple of 4096: the store may
+	// overwrite p[len(p):] with zeros and write it too.
+	WriteBlock(off uint64, p []byte) error
+	// ReadBlock fills p with the block at off, which must be stored (ErrAbsent). The same
+	// rule for p's capacity holds.
+	ReadBlock(off uint64, p []byte) error
+	// Commit is called after the last write: every block must be stored (ErrAbsent names the
+	// first that is not) and is on the device when it returns.
+	Commit() error
+	// Invalidate forgets all blocks and keeps the room.
+	Invalidate()
+	// Memory is the whole backing as host memory that devices can copy to and from directly,
+	// or nil when blocks must go through WriteBlock and ReadBlock. A user that writes to it
+	// directly calls MarkStored for each block written. Valid from Reserve to Release.
+	Memory() []byte
+	// MarkStored sets a block of Memory to stored.
+	MarkStored(off uint64)
+	// Where names the backing for people: "file /x/ebb-….bak" or "host memory".
+	Where() string
+	// Release gives back all room. Idempotent.
+	Release() error
+}
+
+// Usage counts what backings take, in bytes.
+type Usage struct {
+	HostBytes uint64 // host memory held
+	DiskBytes uint64 // bytes of files
+	Files     int
+}
+
+// Errors of this package; wrapped with the backing and the block they concern.
+var (
+	ErrClosed     = errors.New("store is closed")
+	ErrAbsent     = errors.New("block is not stored")
+	ErrNoSpace    = errors.New("no space left")
+	ErrHostMemory = errors.New("not enough host memory")
+	ErrIO         = errors.New("I/O error")
+	ErrLost       = errors.New("backup file is gone") // removed or replaced by someone else
+)
+
+// NoSpaceError says how much room was needed and free in a directory, in bytes.
+type NoSpaceError struct {
+	Dir        string
+	Need, Free uint64
+	InodesFree uint64
+	Err        error // the system's error
+}
+
+func (e *NoSpaceError) Error() string {
+	return fmt.Sprintf("no space left in %s: need %d bytes, free %d bytes, %d inodes free: %v", e.Dir, e.Need, e.Free, e.InodesFree, e.Err)
+}
+
+// Unwrap makes errors.Is(err, ErrNoSpace) and errors.Is(err, unix.ENOSPC) true.
+func (e *NoSpaceError) Unwrap() []error { return []error{ErrNoSpace, e.Err} }
