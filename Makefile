@@ -1,0 +1,144 @@
+# Everything a developer runs. `make help` lists it.
+#
+# Needs Go, gcc, make and python3. Everything else is fetched or built below: Go modules by Go,
+# linters into build/tools. No CUDA SDK.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+MAKEFLAGS += --no-print-directory
+
+# Targets of this file run one after the other; -j reaches the makefiles of the C parts.
+.NOTPARALLEL:
+
+GO      ?= go
+PYTHON  ?= python3
+DIST    := dist
+TOOLS   := $(CURDIR)/build/tools
+
+GOLANGCI_LINT := $(TOOLS)/golangci-lint-2.15.0
+
+# -s -w: no symbol table and no DWARF. Panics still print function names and lines.
+GO_LDFLAGS     := -s -w
+ENGINE_LDFLAGS := $(GO_LDFLAGS) -extldflags "-Wl,--version-script=$(CURDIR)/cmd/libebb/exports.map"
+
+# The end-to-end tests use the libraries in dist/ and run by themselves, after the others.
+GO_UNIT = $$($(GO) list ./... | grep -v /test/e2e)
+
+##@ Build
+
+.PHONY: build
+build: softgpu shim engine cli programs ## build everything into dist/ (the default)
+
+.PHONY: softgpu
+softgpu: ## the software CUDA driver: dist/lib/softgpu
+	@$(MAKE) -C softgpu
+
+.PHONY: shim
+shim: ## the preloaded C library: dist/lib/libebb.so
+	@$(MAKE) -C shim
+	@mkdir -p $(DIST)/lib/torch_memory_saver
+	@ln -sfn ../libebb.so $(DIST)/lib/torch_memory_saver/libebb.so
+
+# Go decides what is out of date, by content. The header that Go writes stays in build/: the
+# contract is abi/ebb_engine.h. install -C leaves an unchanged library alone, and replaces a
+# changed one by a new file, so that processes that have the old one mapped go on.
+.PHONY: engine
+engine: ## the Go engine: dist/lib/libebb-engine.so
+	@mkdir -p build/engine $(DIST)/lib
+	@CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared -ldflags='$(ENGINE_LDFLAGS)' -o build/engine/libebb-engine.so ./cmd/libebb
+	@install -C -m 0755 build/engine/libebb-engine.so $(DIST)/lib/libebb-engine.so
+
+.PHONY: cli
+cli: ## the command: dist/bin/ebb
+	@mkdir -p $(DIST)/bin
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(GO_LDFLAGS)' -o $(DIST)/bin/ebb ./cmd/ebb
+
+.PHONY: programs
+programs: softgpu ## the demo's programs
+	@$(MAKE) -C examples/demo
+	@mkdir -p $(DIST)/bin
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(GO_LDFLAGS)' -o $(DIST)/bin/ebb-demo ./cmd/ebb-demo
+
+##@ Run
+
+.PHONY: demo
+demo: build ## train, park and resume on this machine, without a GPU (under a minute)
+	@$(DIST)/bin/ebb-demo
+
+.PHONY: demo-gpu
+demo-gpu: build ## the same with PyTorch on this machine's GPU
+	@$(PYTHON) examples/demo/demo_gpu.py
+
+##@ Test
+
+.PHONY: test
+test: build vet test-go test-c test-python test-e2e ## every test that needs no GPU
+	@echo "make test: all passed"
+
+.PHONY: vet
+vet:
+	$(GO) vet ./...
+
+.PHONY: test-go
+test-go: softgpu ## Go unit tests under the race detector
+	$(GO) test -race $(GO_UNIT)
+
+.PHONY: test-c
+test-c: softgpu ## tests of softgpu and shim: plain, AddressSanitizer, ThreadSanitizer
+	$(MAKE) -C softgpu test test-asan test-tsan
+	$(MAKE) -C shim test test-asan test-tsan
+
+.PHONY: test-python
+test-python: ## Python: everything compiles; unit tests
+	$(PYTHON) scripts/check_python.py
+
+.PHONY: test-e2e
+test-e2e: build ## whole processes under the real libraries, over softgpu
+	$(GO) test -count=1 ./test/e2e
+
+# Longer random and kill forms of the same tests; each prints the seed that repeats it.
+.PHONY: test-long
+test-long: export EBB_TEST_LONG = 1
+test-long: build ## longer random and kill tests; prints their seeds
+	$(GO) test -race -count=1 -timeout 30m -v -run 'Long|Random|Kill' $(GO_UNIT) | scripts/summarise-long.sh
+	$(GO) test -count=1 -timeout 30m -v -run 'Long|Random|Kill' ./test/e2e | scripts/summarise-long.sh
+	@echo "make test-long: all passed"
+
+.PHONY: bench
+bench: build ## cost of the preloaded library in processes that use no GPU
+	scripts/bench-preload.sh
+
+##@ Check
+
+.PHONY: lint
+lint: lint-go lint-c lint-shell ## formatting and linters
+
+.PHONY: lint-go
+lint-go: $(GOLANGCI_LINT)
+	@unformatted=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); \
+	if [[ -n $$unformatted ]]; then echo "not formatted (gofmt -w):"; echo "$$unformatted"; exit 1; fi
+	$(GOLANGCI_LINT) run ./...
+
+# Warnings are errors in these makefiles.
+.PHONY: lint-c
+lint-c: softgpu shim
+
+.PHONY: lint-shell
+lint-shell:
+	scripts/lint-shell.sh
+
+$(GOLANGCI_LINT):
+	@mkdir -p $(TOOLS)
+	GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+	@mv $(TOOLS)/golangci-lint $@
+
+.PHONY: clean
+clean: ## remove everything that was built
+	rm -rf dist build
+
+.PHONY: help
+help: ## this list
+	@awk 'BEGIN { FS = ":.*##" } \
+		/^##@/ { printf "\n%s\n", substr($$0, 5); next } \
+		/^[a-z0-9-]+:.*##/ { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
