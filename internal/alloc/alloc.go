@@ -1,0 +1,268 @@
+// Package alloc is the allocation table: which address ranges ebb manages, of which pieces of
+// physical memory they are made, and in which state each is. It is pure bookkeeping: it calls
+// no driver and does no I/O.
+//
+// States and who moves them:
+//
+//	        BeginPause          Settle(Paused)
+//	Active ───────────► Pausing ──────────────► Paused
+//	  ▲ ◄────────────────┘  Settle(Active)        │ ▲
+//	  │                                BeginResume│ │Settle(Paused)
+//	  │     Settle(Active)                        ▼ │
+//	  └──────────────────────────────────────── Resuming
+//
+//	Active, Paused ── Remove ──► gone from the table
+//
+// An allocation in Pausing or Resuming belongs to the operation that put it there: only that
+// operation touches its Pieces, and it must Settle it. Remove waits for that. An allocation
+// that was removed belongs to the caller of Remove. Everything else about an allocation is
+// fixed when it is made.
+//
+// Lock: Table.mu is held for table look-ups and state changes only, never while anything else
+// is called. It comes last in every lock order.
+package alloc
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+	"sync"
+
+	"github.com/ebb-offload/ebb/internal/mem"
+)
+
+// Backup says where the bytes of an allocation go while it is paused. The numbers are those of
+// ebb_backup in the C contract.
+type Backup int
+
+// Backup modes.
+const (
+	BackupNone Backup = 0 // nowhere: content is undefined after resume
+	BackupCPU  Backup = 1
+	BackupDisk Backup = 2
+)
+
+func (b Backup) String() string {
+	switch b {
+	case BackupNone:
+		return "none"
+	case BackupCPU:
+		return "cpu"
+	case BackupDisk:
+		return "disk"
+	}
+	return fmt.Sprintf("backup(%d)", int(b))
+}
+
+// State of an allocation; the package comment has the transitions.
+type State int
+
+// States.
+const (
+	Active State = iota
+	Pausing
+	Paused
+	Resuming
+)
+
+func (s State) String() string {
+	return [...]string{"active", "pausing", "paused", "resuming"}[s]
+}
+
+// Piece is one physical handle mapped at an offset of an allocation's address range. Handle is
+// 0 while the piece has no physical memory; Mapped says whether it is mapped now.
+type Piece struct {
+	Offset, Length uint64
+	Handle         mem.Handle
+	Mapped         bool
+	Props          mem.Props
+	Access         []mem.Access
+}
+
+// Allocation is a managed address range.
+type Allocation struct {
+	ID       uint64 // unique in the process, never used again
+	Base     mem.Addr
+	Size     uint64 // logical bytes, as asked for
+	Reserved uint64 // bytes of address range: Size rounded up to the granularity
+	Device   int
+	Tag      string
+	Backup   Backup
+	Mmap     bool    // BackupCPU in plain instead of pinned memory
+	Pieces   []Piece // in order of Offset; see the package comment for who may touch them
+
+	state State // guarded by Table.mu
+}
+
+func (a *Allocation) String() string {
+	return fmt.Sprintf("allocation %d (tag %q, device %d, %d bytes at %v)", a.ID, a.Tag, a.Device, a.Size, a.Base)
+}
+
+// Errors of the table.
+var (
+	ErrNotManaged = errors.New("not memory that ebb manages")
+	ErrUnknownTag = errors.New("unknown tag")
+)
+
+// Table holds the allocations of one process. The zero value is not usable; see New.
+type Table struct {
+	mu      sync.Mutex
+	settled *sync.Cond // signalled when an allocation leaves Pausing or Resuming
+	sorted  []*Allocation
+	tags    map[string]bool // every tag that an allocation ever carried
+	nextID  uint64
+}
+
+// New returns an empty table.
+func New() *Table {
+	t := &Table{tags: map[string]bool{}}
+	t.settled = sync.NewCond(&t.mu)
+	return t
+}
+
+// Add enters a new allocation in state Active and gives it its ID.
+func (t *Table) Add(a *Allocation) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.nextID++
+	a.ID, a.state = t.nextID, Active
+	t.tags[a.Tag] = true
+	i := t.search(a.Base)
+	t.sorted = slices.Insert(t.sorted, i, a)
+}
+
+// Remove takes the allocation that begins at base out of the table and returns it with the
+// state it had. It waits while the allocation is part of a pause or resume.
+func (t *Table) Remove(base mem.Addr) (*Allocation, State, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for {
+		i := t.search(base)
+		if i == len(t.sorted) || t.sorted[i].Base != base {
+			return nil, 0, ErrNotManaged
+		}
+		a := t.sorted[i]
+		if a.state == Active || a.state == Paused {
+			t.sorted = slices.Delete(t.sorted, i, i+1)
+			return a, a.state, nil
+		}
+		t.settled.Wait()
+	}
+}
+
+// Find returns the allocation whose range contains [addr, addr+size), and its state.
+func (t *Table) Find(addr mem.Addr, size uint64) (*Allocation, State, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := t.search(addr + 1) // first base above addr
+	if i == 0 {
+		return nil, 0, ErrNotManaged
+	}
+	a := t.sorted[i-1]
+	off := uint64(addr - a.Base)
+	if off >= a.Size || size > a.Size-off {
+		return nil, 0, ErrNotManaged
+	}
+	return a, a.state, nil
+}
+
+// Has reports whether an allocation begins at base.
+func (t *Table) Has(base mem.Addr) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := t.search(base)
+	return i < len(t.sorted) && t.sorted[i].Base == base
+}
+
+// BeginPause moves the active allocations with one of the tags (no tags: all) to Pausing and
+// returns them by address. A tag that no allocation ever carried is an error and nothing moves.
+func (t *Table) BeginPause(tags []string) ([]*Allocation, error) {
+	return t.begin(tags, Active, Pausing)
+}
+
+// BeginResume moves the paused allocations with one of the tags to Resuming, likewise.
+func (t *Table) BeginResume(tags []string) ([]*Allocation, error) {
+	return t.begin(tags, Paused, Resuming)
+}
+
+func (t *Table) begin(tags []string, from, to State) ([]*Allocation, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, tag := range tags {
+		if !t.tags[tag] {
+			return nil, fmt.Errorf("%w %q; known tags: %s", ErrUnknownTag, tag, t.knownTags())
+		}
+	}
+	var set []*Allocation
+	for _, a := range t.sorted {
+		if a.state == from && (len(tags) == 0 || slices.Contains(tags, a.Tag)) {
+			a.state = to
+			set = append(set, a)
+		}
+	}
+	return set, nil
+}
+
+// Settle ends the transition of allocations in Pausing or Resuming. to is Active or Paused.
+func (t *Table) Settle(set []*Allocation, to State) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, a := range set {
+		a.state = to
+	}
+	t.settled.Broadcast()
+}
+
+// Tag sums up the allocations of one tag: their number and logical bytes by state and backup.
+// An allocation in Pausing counts as active, one in Resuming as paused.
+type Tag struct {
+	Tag         string
+	Allocations int
+	Active      uint64
+	Paused      map[Backup]uint64
+}
+
+// Summary lists the tags of present allocations in order of name.
+func (t *Table) Summary() []Tag {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	byTag := map[string]*Tag{}
+	for _, a := range t.sorted {
+		s := byTag[a.Tag]
+		if s == nil {
+			s = &Tag{Tag: a.Tag, Paused: map[Backup]uint64{}}
+			byTag[a.Tag] = s
+		}
+		s.Allocations++
+		if a.state == Active || a.state == Pausing {
+			s.Active += a.Size
+		} else {
+			s.Paused[a.Backup] += a.Size
+		}
+	}
+	list := make([]Tag, 0, len(byTag))
+	for _, s := range byTag {
+		list = append(list, *s)
+	}
+	sort.Slice(list, func(i, j int) bool { return list[i].Tag < list[j].Tag })
+	return list
+}
+
+// search returns the index of the first allocation whose base is not below addr.
+func (t *Table) search(addr mem.Addr) int {
+	return sort.Search(len(t.sorted), func(i int) bool { return t.sorted[i].Base >= addr })
+}
+
+func (t *Table) knownTags() string {
+	if len(t.tags) == 0 {
+		return "none yet"
+	}
+	names := make([]string, 0, len(t.tags))
+	for tag := range t.tags {
+		names = append(names, fmt.Sprintf("%q", tag))
+	}
+	sort.Strings(names)
+	return strings.Join(names, ", ")
+}
