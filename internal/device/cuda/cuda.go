@@ -1,0 +1,213 @@
+// Package cuda is the GPU driver behind device.Driver: libcuda.so.1, be it NVIDIA's or softgpu's,
+// loaded while the process runs. It is built from its own declarations (cuda_abi.h), which a test
+// compares with NVIDIA's headers; no part of the CUDA SDK is needed.
+//
+// A driver that was opened is never unloaded: it has threads and state of its own.
+//
+// Lock: driver.mu protects the map of primary contexts and is held while one is retained, so that
+// each is retained once. Nothing else is shared and no other lock is taken under it.
+package cuda
+
+/*
+#cgo CFLAGS: -std=gnu11 -Wall -Wextra -Werror
+#cgo LDFLAGS: -ldl
+#include "cuda_load.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/ebb-offload/ebb/internal/device"
+)
+
+// DefaultLibrary is what Open loads when no library is named.
+const DefaultLibrary = "libcuda.so.1"
+
+// LoadError says that a driver library could not be used.
+type LoadError struct {
+	Library string
+	Symbol  string // the function that the library lacks, or empty when it could not be loaded
+	Reason  string // the loader's words
+}
+
+func (e *LoadError) Error() string {
+	if e.Symbol != "" {
+		return fmt.Sprintf("GPU driver %s has no function %s (%s): ebb needs a driver for CUDA 12.0 or later; update the NVIDIA driver",
+			e.Library, e.Symbol, e.Reason)
+	}
+	return fmt.Sprintf("cannot load GPU driver %s (%s): install the NVIDIA driver, in a container start it with GPU access, or use --device soft for the software device",
+		e.Library, e.Reason)
+}
+
+type driver struct {
+	cuda *C.struct_ebb_cuda // C memory, never freed: see the package doc
+
+	mu       sync.Mutex
+	contexts map[int]device.Context // retained primary contexts by device ordinal
+}
+
+// Open loads the driver library, DefaultLibrary when library is empty, and initialises it
+// (cuInit). The error is a *LoadError when the library is missing or lacks a function, and a
+// *device.Error when it does not initialise.
+func Open(library string) (device.Driver, error) {
+	if library == "" {
+		library = DefaultLibrary
+	}
+	name := C.CString(library)
+	defer C.free(unsafe.Pointer(name))
+	var why [1024]C.char
+	var missing *C.char
+	table := C.ebb_cuda_load(name, &why[0], C.size_t(len(why)), &missing)
+	if table == nil {
+		e := &LoadError{Library: library, Reason: C.GoString(&why[0])}
+		if missing != nil {
+			e.Symbol = C.GoString(missing)
+		}
+		return nil, e
+	}
+	d := &driver{cuda: table, contexts: map[int]device.Context{}}
+	if err := d.check("cuInit", C.call_cuInit(d.cuda, 0)); err != nil {
+		return nil, fmt.Errorf("initialising GPU driver %s: %w", library, err)
+	}
+	return d, nil
+}
+
+// check turns the result of a call into an error that carries the driver's own words.
+func (d *driver) check(call string, r C.CUresult) error {
+	if r == C.CUDA_SUCCESS {
+		return nil
+	}
+	e := &device.Error{Call: call, Code: device.Code(r), Name: "unknown result", Text: "the driver has no text for it"}
+	var s *C.char
+	if C.call_cuGetErrorName(d.cuda, r, &s) == C.CUDA_SUCCESS && s != nil {
+		e.Name = C.GoString(s)
+	}
+	s = nil
+	if C.call_cuGetErrorString(d.cuda, r, &s) == C.CUDA_SUCCESS && s != nil {
+		e.Text = C.GoString(s)
+	}
+	return e
+}
+
+func (d *driver) Version() (int, error) {
+	var v C.int
+	err := d.check("cuDriverGetVersion", C.call_cuDriverGetVersion(d.cuda, &v))
+	return int(v), err
+}
+
+func (d *driver) DeviceCount() (int, error) {
+	var n C.int
+	err := d.check("cuDeviceGetCount", C.call_cuDeviceGetCount(d.cuda, &n))
+	return int(n), err
+}
+
+// device is the driver's handle of a device ordinal.
+func (d *driver) device(ordinal int) (C.CUdevice, error) {
+	var dev C.CUdevice
+	err := d.check("cuDeviceGet", C.call_cuDeviceGet(d.cuda, &dev, C.int(ordinal)))
+	if err != nil {
+		err = fmt.Errorf("device %d: %w", ordinal, err)
+	}
+	return dev, err
+}
+
+func (d *driver) DeviceName(ordinal int) (string, error) {
+	dev, err := d.device(ordinal)
+	if err != nil {
+		return "", err
+	}
+	var name [256]C.char
+	if err := d.check("cuDeviceGetName", C.call_cuDeviceGetName(d.cuda, &name[0], C.int(len(name)), dev)); err != nil {
+		return "", err
+	}
+	name[len(name)-1] = 0
+	return C.GoString(&name[0]), nil
+}
+
+func (d *driver) SupportsRDMA(ordinal int) (bool, error) {
+	dev, err := d.device(ordinal)
+	if err != nil {
+		return false, err
+	}
+	var yes C.int
+	err = d.check("cuDeviceGetAttribute",
+		C.call_cuDeviceGetAttribute(d.cuda, &yes, C.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, dev))
+	return yes != 0, err
+}
+
+func (d *driver) NUMANode(ordinal int) int {
+	dev, err := d.device(ordinal)
+	if err != nil {
+		return -1
+	}
+	var id [32]C.char
+	if d.check("cuDeviceGetPCIBusId", C.call_cuDeviceGetPCIBusId(d.cuda, &id[0], C.int(len(id)), dev)) != nil {
+		return -1
+	}
+	id[len(id)-1] = 0
+	return numaNode("/sys", C.GoString(&id[0]))
+}
+
+func (d *driver) PrimaryContext(ordinal int) (device.Context, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if c, ok := d.contexts[ordinal]; ok {
+		return c, nil
+	}
+	dev, err := d.device(ordinal)
+	if err != nil {
+		return 0, err
+	}
+	var c C.CUcontext
+	if err := d.check("cuDevicePrimaryCtxRetain", C.call_cuDevicePrimaryCtxRetain(d.cuda, &c, dev)); err != nil {
+		return 0, fmt.Errorf("device %d: %w", ordinal, err)
+	}
+	d.contexts[ordinal] = fromContext(c)
+	return d.contexts[ordinal], nil
+}
+
+func (d *driver) Context() (device.Context, error) {
+	var c C.CUcontext
+	err := d.check("cuCtxGetCurrent", C.call_cuCtxGetCurrent(d.cuda, &c))
+	return fromContext(c), err
+}
+
+func (d *driver) SetContext(c device.Context) error {
+	return d.check("cuCtxSetCurrent", C.call_cuCtxSetCurrent(d.cuda, toContext(c)))
+}
+
+func (d *driver) ExchangeCaptureMode(mode int) (int, error) {
+	m := C.CUstreamCaptureMode(mode)
+	err := d.check("cuThreadExchangeStreamCaptureMode", C.call_cuThreadExchangeStreamCaptureMode(d.cuda, &m))
+	return int(m), err
+}
+
+func (d *driver) Synchronize() error {
+	return d.check("cuCtxSynchronize", C.call_cuCtxSynchronize(d.cuda))
+}
+
+func (d *driver) StreamCreate() (device.Stream, error) {
+	var s C.CUstream
+	err := d.check("cuStreamCreate", C.call_cuStreamCreate(d.cuda, &s, C.CU_STREAM_NON_BLOCKING))
+	return fromStream(s), err
+}
+
+func (d *driver) StreamDestroy(s device.Stream) error {
+	return d.check("cuStreamDestroy", C.call_cuStreamDestroy(d.cuda, toStream(s)))
+}
+
+func (d *driver) StreamSynchronize(s device.Stream) error {
+	return d.check("cuStreamSynchronize", C.call_cuStreamSynchronize(d.cuda, toStream(s)))
+}
+
+// The handles below are the driver's pointers. Go code keeps them as numbers and never follows
+// them; their bits are reinterpreted, not converted, because go vet rightly refuses a conversion
+// of a number to a pointer.
+
+func fromContext(c C.CUcontext) device.Context { return *(*device.Context)(unsafe.Pointer(&c)) }
+func toContext(c device.Context) C.CUcontext   { return *(*C.CUcontext)(unsafe.Pointer(&c)) }
+func fromStream(s C.CUstream) device.Stream    { return *(*device.Stream)(unsafe.Pointer(&s)) }
+func toStream(s device.Stream) C.CUstream      { return *(*C.CUstream)(unsafe.Pointer(&s)) }

@@ -1,0 +1,93 @@
+/*
+ * cuda_load.h: loads a driver library and calls it. Included by the Go package's preamble only,
+ * therefore all static.
+ */
+#ifndef EBB_CUDA_LOAD_H
+#define EBB_CUDA_LOAD_H
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cuda_abi.h"
+
+/* A loaded library: its handle and the address of every function that ebb calls. */
+struct ebb_cuda {
+	void *library;
+#define FIELD(name, symbol, params, args) CUresult(*name) params;
+#define FIELD0(name, symbol) CUresult (*name)(void);
+	EBB_CUDA_FUNCTIONS(FIELD, FIELD0)
+#undef FIELD
+#undef FIELD0
+};
+
+/* call_NAME(table, ...): the trampolines. cgo cannot call a function pointer by itself. */
+#define UNPACK(...) __VA_ARGS__
+#define CALL(name, symbol, params, args)                                             \
+	static inline CUresult call_##name(const struct ebb_cuda *cuda, UNPACK params) \
+	{                                                                            \
+		return cuda->name args;                                              \
+	}
+#define CALL0(name, symbol)                                               \
+	static inline CUresult call_##name(const struct ebb_cuda *cuda) \
+	{                                                                 \
+		return cuda->name();                                      \
+	}
+EBB_CUDA_FUNCTIONS(CALL, CALL0)
+#undef CALL
+#undef CALL0
+#undef UNPACK
+
+/*
+ * Loads the library and finds every function in it: in that library, never by a search of the
+ * whole process, so that a function which someone interposed there is not taken for the driver's.
+ * On failure returns null with the loader's words in why and, when the library was found but a
+ * function was not, that function's symbol in *missing.
+ * One C call, because dlerror speaks of the calling thread.
+ */
+static inline struct ebb_cuda *ebb_cuda_load(const char *library, char *why, size_t cap, const char **missing)
+{
+	*missing = NULL;
+	void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+	if (!handle) {
+		snprintf(why, cap, "%s", dlerror());
+		return NULL;
+	}
+	struct ebb_cuda *cuda = calloc(1, sizeof *cuda);
+	if (!cuda) {
+		snprintf(why, cap, "out of memory");
+		dlclose(handle);
+		return NULL;
+	}
+	cuda->library = handle;
+
+	static const char *const symbols[] = {
+#define SYMBOL(name, symbol, params, args) #symbol,
+#define SYMBOL0(name, symbol) #symbol,
+		EBB_CUDA_FUNCTIONS(SYMBOL, SYMBOL0)
+#undef SYMBOL
+#undef SYMBOL0
+	};
+	void **const fields[] = {
+#define PLACE(name, symbol, params, args) (void **)&cuda->name,
+#define PLACE0(name, symbol) (void **)&cuda->name,
+		EBB_CUDA_FUNCTIONS(PLACE, PLACE0)
+#undef PLACE
+#undef PLACE0
+	};
+	for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+		dlerror();
+		*fields[i] = dlsym(handle, symbols[i]);
+		if (!*fields[i]) {
+			const char *text = dlerror();
+			snprintf(why, cap, "%s", text ? text : "the symbol is null");
+			*missing = symbols[i];
+			dlclose(handle);
+			free(cuda);
+			return NULL;
+		}
+	}
+	return cuda;
+}
+
+#endif
