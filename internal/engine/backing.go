@@ -1,0 +1,123 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/mem"
+	"github.com/ebb-offload/ebb/internal/store"
+)
+
+// backings says which backing holds which allocation. A backing is opened at the first pause of
+// its allocation and released with it.
+type backings struct {
+	files  store.Store
+	pinned store.Store // host memory from the driver
+	mmap   store.Store // plain host memory
+
+	mu   sync.Mutex
+	byID map[uint64]store.Backing // by allocation ID
+}
+
+// open returns the allocation's backing, empty and with its room taken. When that fails, a
+// backing made now is released again.
+func (b *backings) open(a *alloc.Allocation) (store.Backing, error) {
+	backing, fresh, err := b.get(a)
+	if err != nil {
+		return nil, err
+	}
+	if err := backing.Reserve(); err != nil {
+		if fresh {
+			err = errors.Join(err, b.release(a))
+		}
+		return nil, err
+	}
+	backing.Invalidate()
+	return backing, nil
+}
+
+func (b *backings) get(a *alloc.Allocation) (backing store.Backing, fresh bool, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if backing := b.byID[a.ID]; backing != nil {
+		return backing, false, nil
+	}
+	s := b.files
+	if a.Backup == alloc.BackupCPU {
+		s = b.pinned
+		if a.Mmap {
+			s = b.mmap
+		}
+	}
+	backing, err = s.Open(a.ID, a.Size)
+	if err != nil {
+		return nil, false, err
+	}
+	b.byID[a.ID] = backing
+	return backing, true, nil
+}
+
+// find returns the backing of an allocation that was paused before.
+func (b *backings) find(a *alloc.Allocation) store.Backing {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.byID[a.ID]
+}
+
+// release gives up the allocation's backing, if it has one.
+func (b *backings) release(a *alloc.Allocation) error {
+	b.mu.Lock()
+	backing := b.byID[a.ID]
+	delete(b.byID, a.ID)
+	b.mu.Unlock()
+	if backing == nil {
+		return nil
+	}
+	if err := backing.Release(); err != nil && !errors.Is(err, store.ErrClosed) && !device.IsCode(err, device.CodeDeinitialized) {
+		return fmt.Errorf("release the backup of %v (%s): %w", a, backing.Where(), err)
+	}
+	return nil
+}
+
+// allocPinned takes pinned host memory from the driver, for all contexts.
+func (e *Engine) allocPinned(size uint64) ([]byte, func() error, error) {
+	dev := e.anyDevice()
+	var p unsafe.Pointer
+	err := e.withDevice(dev, func() (err error) {
+		p, err = e.drv.HostAlloc(size)
+		return err
+	})
+	if device.IsOutOfMemory(err) {
+		return nil, nil, fmt.Errorf("%w: pin %d bytes: %w", store.ErrHostMemory, size, err)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("pin %d bytes of host memory: %w", size, err)
+	}
+	free := func() error { return e.withDevice(dev, func() error { return e.drv.HostFree(p) }) }
+	return unsafe.Slice((*byte)(p), size), free, nil
+}
+
+// BackupPointer returns the host copy of [addr, addr+size) of memory with CPU backup: while it
+// is paused, and afterwards while backups are retained.
+func (e *Engine) BackupPointer(addr mem.Addr, size uint64) (unsafe.Pointer, error) {
+	a, _, err := e.table.Find(addr, size)
+	if err != nil {
+		return nil, fmt.Errorf("backup pointer of %d bytes at %v: %w", size, addr, err)
+	}
+	if a.Backup != alloc.BackupCPU {
+		return nil, fmt.Errorf("%w: %v has backup %v, not cpu", ErrState, a, a.Backup)
+	}
+	backing := e.backings.find(a)
+	if backing == nil {
+		return nil, fmt.Errorf("%w: %v has no backup now: it is not paused, and none was retained", ErrState, a)
+	}
+	m, ok := backing.(store.InMemory)
+	if !ok {
+		return nil, fmt.Errorf("%w: the backup of %v is not in host memory (%s)", ErrState, a, backing.Where())
+	}
+	return unsafe.Pointer(&m.HostMemory()[addr-a.Base]), nil
+}

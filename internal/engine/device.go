@@ -1,0 +1,214 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+
+	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/mem"
+)
+
+// deviceState is what the engine knows of a device that it manages memory on.
+type deviceState struct {
+	granularity uint64
+	props       mem.Props
+	primary     device.Context
+	others      map[device.Context]bool // contexts, other than the primary, that were current at an allocation
+}
+
+// deviceState returns what is known of a device, asking the driver the first time.
+func (e *Engine) deviceState(dev int) (*deviceState, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if d := e.devices[dev]; d != nil {
+		return d, nil
+	}
+	rdma, err := e.drv.SupportsRDMA(dev)
+	if err != nil {
+		return nil, err
+	}
+	d := &deviceState{props: mem.DeviceProps(dev, rdma), others: map[device.Context]bool{}}
+	if d.granularity, err = e.drv.Granularity(d.props); err != nil {
+		return nil, err
+	}
+	if d.primary, err = e.drv.PrimaryContext(dev); err != nil {
+		return nil, err
+	}
+	e.devices[dev] = d
+	return d, nil
+}
+
+// anyDevice is a device that memory is managed on.
+func (e *Engine) anyDevice() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for dev := range e.devices {
+		return dev
+	}
+	return 0
+}
+
+// noteContext remembers the context that is current on the calling thread at an allocation, so
+// that a pause waits for work submitted through it too.
+func (e *Engine) noteContext(d *deviceState) {
+	ctx, err := e.drv.Context()
+	if err != nil || ctx == 0 || ctx == d.primary {
+		return
+	}
+	e.mu.Lock()
+	d.others[ctx] = true
+	e.mu.Unlock()
+}
+
+// withContext runs fn on the calling goroutine's thread with ctx current and capture mode
+// relaxed, and puts back what the thread had.
+func (e *Engine) withContext(ctx device.Context, fn func() error) (err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, err := e.drv.Context()
+	if err != nil {
+		return err
+	}
+	mode, err := e.drv.ExchangeCaptureMode(device.CaptureRelaxed)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if _, e2 := e.drv.ExchangeCaptureMode(mode); err == nil {
+			err = e2
+		}
+	}()
+	if before == ctx {
+		return fn()
+	}
+	if err := e.drv.SetContext(ctx); err != nil {
+		return err
+	}
+	defer func() {
+		if e2 := e.drv.SetContext(before); err == nil {
+			err = e2
+		}
+	}()
+	return fn()
+}
+
+func (e *Engine) withDevice(dev int, fn func() error) error {
+	d, err := e.deviceState(dev)
+	if err != nil {
+		return err
+	}
+	return e.withContext(d.primary, fn)
+}
+
+// freeMemory is the device's free memory in bytes, as the driver says.
+func (e *Engine) freeMemory(dev int) (free uint64, err error) {
+	err = e.withDevice(dev, func() (err error) {
+		free, _, err = e.drv.MemInfo()
+		return err
+	})
+	return free, err
+}
+
+// synchronize waits for all work on the device, in the primary context and in every other
+// context that allocations were made under. Its error is the actor's earlier fault, not ebb's.
+func (e *Engine) synchronize(dev int) error {
+	d, err := e.deviceState(dev)
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	contexts := []device.Context{d.primary}
+	for c := range d.others {
+		contexts = append(contexts, c)
+	}
+	e.mu.Unlock()
+	for _, c := range contexts {
+		err := e.withContext(c, e.drv.Synchronize)
+		if c != d.primary && (device.IsCode(err, device.CodeInvalidContext) || device.IsCode(err, device.CodeContextDestroyed)) {
+			e.mu.Lock()
+			delete(d.others, c) // the actor destroyed it, and its work ended with it
+			e.mu.Unlock()
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%w: wait for device %d: %w", ErrDeviceFault, dev, err)
+		}
+	}
+	return nil
+}
+
+// synchronizeAll waits for every device that holds one of the allocations.
+func (e *Engine) synchronizeAll(set []*alloc.Allocation) error {
+	for _, dev := range devicesOf(set) {
+		if err := e.synchronize(dev); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func devicesOf(set []*alloc.Allocation) []int {
+	var list []int
+	seen := map[int]bool{}
+	for _, a := range set {
+		if !seen[a.Device] {
+			seen[a.Device] = true
+			list = append(list, a.Device)
+		}
+	}
+	return list
+}
+
+// mapPieces maps the pieces that have physical memory and are not mapped, and grants access.
+func (e *Engine) mapPieces(a *alloc.Allocation) error {
+	for i := range a.Pieces {
+		p := &a.Pieces[i]
+		if p.Mapped {
+			continue
+		}
+		at := a.Base + mem.Addr(p.Offset)
+		if err := e.drv.MemMap(at, p.Length, 0, p.Handle); err != nil {
+			return fmt.Errorf("map %v: %w", a, err)
+		}
+		p.Mapped = true
+		if err := e.drv.MemSetAccess(at, p.Length, p.Access); err != nil {
+			return fmt.Errorf("grant access to %v: %w", a, err)
+		}
+	}
+	return nil
+}
+
+// releasePieces unmaps the allocation's pieces and gives their physical memory back to the
+// driver. It goes on after an error, so that as much as possible is released, and returns the
+// bytes released. A piece that could not be unmapped stays mapped, with its memory.
+func (e *Engine) releasePieces(a *alloc.Allocation) (released uint64, err error) {
+	for i := range a.Pieces {
+		p := &a.Pieces[i]
+		if p.Mapped {
+			if e2 := ignoreDeinitialized(e.drv.MemUnmap(a.Base+mem.Addr(p.Offset), p.Length)); e2 != nil {
+				err = errors.Join(err, fmt.Errorf("unmap %v: %w", a, e2))
+				continue
+			}
+			p.Mapped = false
+		}
+		if p.Handle != 0 {
+			if e2 := ignoreDeinitialized(e.drv.MemRelease(p.Handle)); e2 != nil {
+				err = errors.Join(err, fmt.Errorf("release memory of %v: %w", a, e2))
+			} else {
+				released += p.Length
+			}
+			p.Handle = 0 // released or, after an error, not ours to release a second time
+		}
+	}
+	return released, err
+}
+
+// ignoreDeinitialized makes success of the driver's answer after its own shutdown at exit.
+func ignoreDeinitialized(err error) error {
+	if device.IsCode(err, device.CodeDeinitialized) {
+		return nil
+	}
+	return err
+}

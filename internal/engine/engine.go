@@ -1,0 +1,220 @@
+// Package engine orders everything else: it makes and frees managed memory, and carries out
+// pause and resume. One engine serves one process.
+//
+// A pause reads: freeze → plan → run → commit → release (pause.go); a resume: claim →
+// create → map → run → commit (resume.go).
+//
+// Locks, in the order in which they are taken:
+//
+//	Engine.op      one pause or resume at a time; held over device and disk I/O
+//	Engine.mu      what is learned while running; short sections
+//	backings.mu    which backing holds which allocation
+//	alloc.Table    its own lock, last
+//
+// Malloc and Free never take op: a cudaMalloc or cudaFree of the actor arrives with its
+// allocator's mutex held, and must not wait for a disk. (A free of memory that is itself being
+// paused or resumed does wait, in the table, since its bytes are in use.)
+package engine
+
+import (
+	"fmt"
+	"log"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/device/cuda"
+	"github.com/ebb-offload/ebb/internal/pipeline"
+	"github.com/ebb-offload/ebb/internal/rankdir"
+	"github.com/ebb-offload/ebb/internal/staging"
+	"github.com/ebb-offload/ebb/internal/store"
+)
+
+// Limits of the engine's own footprint in the actor's process.
+const (
+	maxWorkers  = 8       // I/O workers; the staging layout may give fewer
+	maxBlock    = 8 << 20 // bytes of a block at most
+	goProcs     = 4       // Go threads that run at once, whatever the host's GOMAXPROCS says
+	goHeapBytes = 64 << 20
+)
+
+// Config is what the engine takes when it starts.
+type Config struct {
+	LogFD      int    // descriptor >= 3, or -1: no log
+	ChunkBytes uint64 // size of the pinned staging buffer
+	Driver     string // driver library; "": libcuda.so.1
+	Lease      string // lease file to hold; "": none
+	Identity   string // "role=actor cell=0 rank=3"; prefix of log lines
+}
+
+// Engine manages the GPU memory of this process.
+type Engine struct {
+	drv     device.Driver
+	log     *log.Logger
+	config  Config
+	table   *alloc.Table
+	lease   *rankdir.Lease // nil: none
+	workers int            // layout of the staging buffer
+	block   uint64
+
+	backings backings
+
+	op      sync.Mutex // one pause or resume at a time; guards the fields below
+	pool    *pipeline.Pool
+	staging *staging.Staging
+
+	mu          sync.Mutex // guards the fields below
+	devices     map[int]*deviceState
+	diskDir     string // directory setting of the latest pause
+	lastPause   *outcome
+	lastResume  *outcome
+	stagingSize uint64 // bytes of staging held, for status
+}
+
+// Start loads the driver and readies an engine. Streams, threads and pinned memory are made at
+// the first pause.
+func Start(c Config) (*Engine, error) {
+	runtime.GOMAXPROCS(min(goProcs, runtime.NumCPU()))
+	debug.SetMemoryLimit(goHeapBytes)
+	if c.ChunkBytes == 0 {
+		return nil, fmt.Errorf("%w: the staging chunk is 0 bytes", ErrInvalid)
+	}
+	self, err := rankdir.Self()
+	if err != nil {
+		return nil, fmt.Errorf("identify this process: %w", err)
+	}
+	drv, err := cuda.Open(c.Driver)
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{drv: drv, config: c, table: alloc.New(), devices: map[int]*deviceState{}}
+	e.log = log.New(fdWriter(c.LogFD), logPrefix(c.Identity), 0)
+	block, _, workers := staging.Layout(c.ChunkBytes, maxWorkers, maxBlock)
+	e.block, e.workers = block, workers
+	if c.Lease != "" {
+		if e.lease, err = rankdir.HoldLease(c.Lease); err != nil {
+			return nil, fmt.Errorf("hold the lease %s of this rank: %w", c.Lease, err)
+		}
+	}
+	e.backings = newBackings(e, self)
+	return e, nil
+}
+
+// Shutdown removes the backup files of this process and gives up its lease. It touches no
+// device: at process exit the driver may be gone. Further pauses fail.
+func (e *Engine) Shutdown() {
+	if err := e.backings.files.Close(); err != nil {
+		e.log.Printf("remove backup files: %v", err)
+	}
+	if e.lease != nil {
+		if err := e.lease.Release(); err != nil {
+			e.log.Printf("release lease: %v", err)
+		}
+	}
+}
+
+// Settings of the process that a pause or resume takes anew each time.
+type Settings struct {
+	DiskDir       string
+	RetainCPU     bool // keep CPU backups after a resume
+	CaptureActive bool // a stream capture is under way
+	ResumeWait    time.Duration
+}
+
+// Result is what one pause or resume did. Sizes are bytes.
+type Result struct {
+	Allocations uint64 // whose state changed
+	Bytes       uint64 // their logical bytes
+	DeviceBytes uint64 // physical memory released or created
+	HostBytes   uint64 // copied to or from host memory
+	DiskBytes   uint64 // written to or read from files
+	Duration    time.Duration
+}
+
+// fdWriter writes log lines to a raw descriptor, lossy and without Go's file poller, which
+// would make a shared descriptor non-blocking. A negative one drops everything.
+type fdWriter int
+
+func (fd fdWriter) Write(p []byte) (int, error) {
+	if fd >= 0 {
+		_, _ = unix.Write(int(fd), p)
+	}
+	return len(p), nil
+}
+
+func logPrefix(identity string) string {
+	if identity == "" {
+		return "ebb: "
+	}
+	return "ebb: " + strings.TrimSpace(identity) + ": "
+}
+
+// ensurePool makes the workers, once. Called with op held.
+func (e *Engine) ensurePool() error {
+	if e.pool != nil {
+		return nil
+	}
+	pool, err := pipeline.New(e.drv, e.workers)
+	if err != nil {
+		return err
+	}
+	e.pool = pool
+	return nil
+}
+
+// ensureStaging makes the pinned buffer, once. Called with op held, after ensurePool. dev is
+// the device whose NUMA node it is placed on.
+func (e *Engine) ensureStaging(dev int) error {
+	if e.staging != nil {
+		return nil
+	}
+	var st *staging.Staging
+	err := e.withDevice(dev, func() (err error) {
+		st, err = staging.New(staging.Options{
+			ChunkBytes: e.config.ChunkBytes, Workers: e.workers, MaxBlock: maxBlock,
+			NUMANode: e.drv.NUMANode(dev), Register: e.drv.HostRegister, Unregister: e.drv.HostUnregister,
+		})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("make the staging buffer: %w", err)
+	}
+	e.staging = st
+	e.pool.UseStaging(st)
+	e.mu.Lock()
+	e.stagingSize = st.Bytes()
+	e.mu.Unlock()
+	return nil
+}
+
+// fileNames makes the names of this process's backup files.
+func fileNames(self rankdir.Owner) func(seq uint64) string {
+	prefix := self.FilePrefix()
+	return func(seq uint64) string { return fmt.Sprintf("%s%d.bak", prefix, seq) }
+}
+
+// newStores makes the three stores of an engine.
+func newBackings(e *Engine, self rankdir.Owner) backings {
+	return backings{
+		files: store.NewFiles(store.FilesOptions{
+			BlockBytes: e.block, Name: fileNames(self), Dir: e.dir,
+			NoFollowDir: e.config.Lease != "",
+			Warn:        func(line string) { e.log.Print(line) },
+		}),
+		pinned: store.NewHost(store.HostOptions{BlockBytes: e.block, Alloc: e.allocPinned, Direct: true}),
+		mmap:   store.NewHost(store.HostOptions{BlockBytes: e.block, Alloc: store.MmapAlloc}),
+		byID:   map[uint64]store.Backing{},
+	}
+}
+
+func (e *Engine) dir() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.diskDir
+}

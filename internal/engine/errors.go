@@ -1,0 +1,97 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/store"
+)
+
+// Errors of the engine. Each belongs to one ebb_code of the C contract; see Code.
+var (
+	ErrInvalid      = errors.New("invalid argument")
+	ErrState        = errors.New("not possible in this state")
+	ErrCapture      = errors.New("a CUDA stream capture is under way: end it first")
+	ErrDeviceFault  = errors.New("the device had failed before this call")
+	ErrPartial      = errors.New("paused in part")
+	ErrDeviceMemory = errors.New("not enough device memory")
+)
+
+// DeviceMemoryError says how many bytes were needed and free on a device.
+type DeviceMemoryError struct {
+	Device     int
+	Need, Free uint64
+	Err        error // the driver's error; nil when the free bytes alone said it
+}
+
+func (e *DeviceMemoryError) Error() string {
+	s := fmt.Sprintf("not enough memory on device %d: need %d bytes, free %d bytes", e.Device, e.Need, e.Free)
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Unwrap makes errors.Is(err, ErrDeviceMemory) true.
+func (e *DeviceMemoryError) Unwrap() []error {
+	if e.Err == nil {
+		return []error{ErrDeviceMemory}
+	}
+	return []error{ErrDeviceMemory, e.Err}
+}
+
+// Numbers of ebb_code in abi/ebb.h.
+const (
+	CodeOK           = 0
+	CodeInvalid      = 1
+	CodeNotManaged   = 2
+	CodeState        = 3
+	CodeUnknownTag   = 4
+	CodeCapture      = 6
+	CodeDevice       = 7
+	CodeDeviceFault  = 8
+	CodeDeviceMemory = 9
+	CodeHostMemory   = 10
+	CodeNoSpace      = 11
+	CodeIO           = 12
+	CodeCorrupt      = 13
+	CodePartial      = 14
+	CodeInternal     = 16
+)
+
+// Code is the ebb_code of an error; nil is CodeOK. Where an error matches several, the first of
+// the list below counts.
+func Code(err error) int {
+	if err == nil {
+		return CodeOK
+	}
+	for _, c := range []struct {
+		is   error
+		code int
+	}{
+		{ErrPartial, CodePartial},
+		{ErrInvalid, CodeInvalid},
+		{alloc.ErrNotManaged, CodeNotManaged},
+		{alloc.ErrUnknownTag, CodeUnknownTag},
+		{ErrState, CodeState},
+		{store.ErrClosed, CodeState},
+		{ErrCapture, CodeCapture},
+		{ErrDeviceFault, CodeDeviceFault},
+		{ErrDeviceMemory, CodeDeviceMemory},
+		{store.ErrHostMemory, CodeHostMemory},
+		{store.ErrNoSpace, CodeNoSpace},
+		{store.ErrLost, CodeCorrupt},
+		{store.ErrAbsent, CodeCorrupt},
+		{store.ErrIO, CodeIO},
+	} {
+		if errors.Is(err, c.is) {
+			return c.code
+		}
+	}
+	if e := (*device.Error)(nil); errors.As(err, &e) {
+		return CodeDevice
+	}
+	return CodeInternal
+}

@@ -1,0 +1,117 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+
+	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/mem"
+)
+
+// Region is how an allocation is to be treated, fixed when it is made.
+type Region struct {
+	Tag    string
+	Backup alloc.Backup
+	Mmap   bool // CPU backup in plain instead of pinned memory
+}
+
+// Malloc makes managed memory of size bytes on a device. margin is the number of bytes that
+// must stay free on the device; an allocation that would not leave them is refused.
+func (e *Engine) Malloc(size uint64, dev int, r Region, margin uint64) (mem.Addr, error) {
+	if size == 0 {
+		return 0, fmt.Errorf("%w: allocation of 0 bytes", ErrInvalid)
+	}
+	if r.Backup < alloc.BackupNone || r.Backup > alloc.BackupDisk {
+		return 0, fmt.Errorf("%w: backup mode %d", ErrInvalid, r.Backup)
+	}
+	runtime.LockOSThread() // the current context, noted below, is the thread's
+	defer runtime.UnlockOSThread()
+	d, err := e.deviceState(dev)
+	if err != nil {
+		return 0, fmt.Errorf("allocate %d bytes: device %d: %w", size, dev, err)
+	}
+	e.noteContext(d)
+	if margin > 0 {
+		if err := e.leaveFree(dev, size, margin); err != nil {
+			return 0, err
+		}
+	}
+	reserved, ok := roundUp(size, d.granularity)
+	if !ok {
+		return 0, &DeviceMemoryError{Device: dev, Need: size}
+	}
+	a := &alloc.Allocation{
+		Size: size, Reserved: reserved, Device: dev, Tag: r.Tag, Backup: r.Backup, Mmap: r.Mmap,
+		Pieces: []alloc.Piece{{Length: reserved, Props: d.props, Access: []mem.Access{mem.ReadWrite(dev)}}},
+	}
+	if err := e.back(a); err != nil {
+		return 0, fmt.Errorf("allocate %d bytes on device %d: %w", size, dev, err)
+	}
+	e.table.Add(a)
+	return a.Base, nil
+}
+
+// back gives a new allocation its address range and its memory, or nothing.
+func (e *Engine) back(a *alloc.Allocation) error {
+	p := &a.Pieces[0]
+	h, err := e.drv.MemCreate(a.Reserved, p.Props)
+	if device.IsOutOfMemory(err) {
+		free, _ := e.freeMemory(a.Device) // for the message only
+		return &DeviceMemoryError{Device: a.Device, Need: a.Reserved, Free: free, Err: err}
+	}
+	if err != nil {
+		return err
+	}
+	p.Handle = h
+	if a.Base, err = e.drv.AddressReserve(a.Reserved, 0); err == nil {
+		if err = e.mapPieces(a); err == nil {
+			return nil
+		}
+	}
+	_, e2 := e.releasePieces(a)
+	if a.Base != 0 {
+		e2 = errors.Join(e2, e.drv.AddressFree(a.Base, a.Reserved))
+	}
+	return errors.Join(err, e2)
+}
+
+// Free releases managed memory that begins at base, active or paused. Active memory is waited
+// for first, as cudaFree does. It waits while the memory is part of a pause or resume.
+func (e *Engine) Free(base mem.Addr, captureActive bool) error {
+	if captureActive && e.table.Has(base) {
+		return fmt.Errorf("free memory at %v: %w", base, ErrCapture)
+	}
+	a, state, err := e.table.Remove(base)
+	if err != nil {
+		return err
+	}
+	if state == alloc.Active {
+		err = ignoreDeinitialized(e.synchronize(a.Device))
+	}
+	_, e2 := e.releasePieces(a)
+	err = errors.Join(err, e2)
+	if e2 == nil { // a range with something mapped cannot be freed
+		err = errors.Join(err, ignoreDeinitialized(e.drv.AddressFree(a.Base, a.Reserved)))
+	}
+	return errors.Join(err, e.backings.release(a))
+}
+
+// leaveFree refuses an allocation after which less than margin bytes of the device were free.
+func (e *Engine) leaveFree(dev int, size, margin uint64) error {
+	free, err := e.freeMemory(dev)
+	if err != nil {
+		return fmt.Errorf("ask for the free memory of device %d: %w", dev, err)
+	}
+	if free < margin || free-margin < size {
+		return fmt.Errorf("with a margin of %d bytes: %w", margin, &DeviceMemoryError{Device: dev, Need: size + margin, Free: free})
+	}
+	return nil
+}
+
+// roundUp rounds n up to a multiple of unit; false when that does not fit 64 bits.
+func roundUp(n, unit uint64) (uint64, bool) {
+	r := (n + unit - 1) / unit * unit
+	return r, r >= n
+}

@@ -1,0 +1,140 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/pipeline"
+	"github.com/ebb-offload/ebb/internal/plan"
+	"github.com/ebb-offload/ebb/internal/store"
+)
+
+// pollFree is the pause between two looks at the free memory of a device while a resume waits.
+const pollFree = 50 * time.Millisecond
+
+// Resume brings the memory of the paused allocations with one of the tags (none: of all) back
+// to their addresses, with their bytes. What is active already stays so. On every error all of
+// them stay paused and can be resumed later.
+func (e *Engine) Resume(tags []string, s Settings) (res Result, err error) {
+	start := time.Now()
+	if s.CaptureActive {
+		return res, fmt.Errorf("resume: %w", ErrCapture)
+	}
+	e.op.Lock()
+	defer e.op.Unlock()
+	set, err := e.table.BeginResume(tags)
+	if err != nil {
+		return res, fmt.Errorf("resume: %w", err)
+	}
+	if len(set) == 0 {
+		return res, nil
+	}
+	created, p, err := e.restore(set, start.Add(s.ResumeWait))
+	if err != nil {
+		for _, a := range set {
+			_, e2 := e.releasePieces(a)
+			err = errors.Join(err, e2)
+		}
+		e.table.Settle(set, alloc.Paused)
+		err = fmt.Errorf("resume: %w", err)
+		e.recordResume(res, err)
+		return res, err
+	}
+	e.table.Settle(set, alloc.Active)
+	for _, a := range set {
+		res.Bytes += a.Size
+		if a.Backup == alloc.BackupCPU && !s.RetainCPU {
+			if err := e.backings.release(a); err != nil {
+				e.log.Print(err) // the memory is back; only host memory is lost
+			}
+		}
+	}
+	res.Allocations, res.DeviceBytes = uint64(len(set)), created
+	res.HostBytes, res.DiskBytes = p.HostBytes, p.DiskBytes
+	res.Duration = time.Since(start)
+	e.recordResume(res, nil)
+	return res, nil
+}
+
+// restore gives the set its memory and its bytes. The set is in Resuming.
+func (e *Engine) restore(set []*alloc.Allocation, deadline time.Time) (created uint64, p plan.Plan, err error) {
+	if created, err = e.createAll(set, deadline); err != nil {
+		return 0, p, err
+	}
+	for _, a := range set {
+		if err := e.mapPieces(a); err != nil {
+			return 0, p, err
+		}
+	}
+	held := make([]store.Backing, len(set))
+	for i, a := range set {
+		if a.Backup == alloc.BackupNone {
+			continue
+		}
+		if held[i] = e.backings.find(a); held[i] == nil {
+			return 0, p, fmt.Errorf("%v: %w: it has no backing", a, store.ErrLost)
+		}
+	}
+	p = plan.Blocks(items(set), e.block)
+	return created, p, e.carry(p, set, held, (*pipeline.Pool).Load)
+}
+
+// createAll creates the physical memory that the set lacks: all of it, or none. While there is
+// too little, it waits until the deadline, holding nothing.
+func (e *Engine) createAll(set []*alloc.Allocation, deadline time.Time) (uint64, error) {
+	for {
+		created, err := e.createOnce(set)
+		var short *DeviceMemoryError
+		if !errors.As(err, &short) || !e.waitForMemory(short, deadline) {
+			return created, err
+		}
+	}
+}
+
+// createOnce creates what the set lacks, or nothing.
+func (e *Engine) createOnce(set []*alloc.Allocation) (created uint64, err error) {
+	need := map[int]uint64{} // bytes by device
+	var made []*alloc.Piece
+	for _, a := range set {
+		for i := range a.Pieces {
+			if p := &a.Pieces[i]; p.Handle == 0 {
+				need[a.Device] += p.Length
+				made = append(made, p)
+			}
+		}
+	}
+	for i, p := range made {
+		h, err := e.drv.MemCreate(p.Length, p.Props)
+		if err == nil {
+			p.Handle = h
+			created += p.Length
+			continue
+		}
+		for _, q := range made[:i] {
+			err = errors.Join(err, e.drv.MemRelease(q.Handle))
+			q.Handle = 0
+		}
+		dev := int(p.Props.LocationID)
+		if !device.IsOutOfMemory(err) {
+			return 0, fmt.Errorf("create %d bytes on device %d: %w", p.Length, dev, err)
+		}
+		free, e2 := e.freeMemory(dev)
+		return 0, errors.Join(&DeviceMemoryError{Device: dev, Need: need[dev], Free: free, Err: err}, e2)
+	}
+	return created, nil
+}
+
+// waitForMemory waits until the device has as many bytes free as were needed; false when the
+// deadline passes first.
+func (e *Engine) waitForMemory(short *DeviceMemoryError, deadline time.Time) bool {
+	for time.Now().Before(deadline) {
+		time.Sleep(min(pollFree, time.Until(deadline)))
+		if free, err := e.freeMemory(short.Device); err != nil || free >= short.Need {
+			return err == nil
+		}
+	}
+	return false
+}

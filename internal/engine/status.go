@@ -1,0 +1,113 @@
+package engine
+
+import (
+	"encoding/json"
+	"os"
+
+	"github.com/ebb-offload/ebb/internal/alloc"
+)
+
+// Status is the JSON of ebb_status. Sizes are bytes, times seconds.
+type Status struct {
+	PID           int         `json:"pid"`
+	Identity      string      `json:"identity,omitempty"`
+	Device        string      `json:"device"`
+	DriverVersion int         `json:"driver_version"`
+	Allocations   int         `json:"allocations"`
+	BytesActive   uint64      `json:"bytes_active"`
+	BytesPaused   uint64      `json:"bytes_paused"`
+	StagingBytes  uint64      `json:"staging_bytes"`
+	Workers       int         `json:"workers"`
+	BlockBytes    uint64      `json:"block_bytes"`
+	Tags          []TagStatus `json:"tags"`
+	LastPause     *outcome    `json:"last_pause"`
+	LastResume    *outcome    `json:"last_resume"`
+	Disk          DiskStatus  `json:"disk"`
+	HostBytes     uint64      `json:"host_bytes"`
+}
+
+// TagStatus sums up one tag: bytes on the device, and paused bytes by where they are.
+type TagStatus struct {
+	Tag         string `json:"tag"`
+	Allocations int    `json:"allocations"`
+	Active      uint64 `json:"active"`
+	Host        uint64 `json:"host"`
+	Disk        uint64 `json:"disk"`
+	Discarded   uint64 `json:"discarded"`
+}
+
+// DiskStatus is what the process has in backup files.
+type DiskStatus struct {
+	Dir    string `json:"dir"`
+	Files  int    `json:"files"`
+	Bytes  uint64 `json:"bytes"`
+	Direct bool   `json:"direct_io"` // false after the file system refused O_DIRECT
+}
+
+// outcome is what the latest pause or resume did.
+type outcome struct {
+	Allocations uint64  `json:"allocations"`
+	Bytes       uint64  `json:"bytes"`
+	DeviceBytes uint64  `json:"device_bytes"`
+	HostBytes   uint64  `json:"host_bytes"`
+	DiskBytes   uint64  `json:"disk_bytes"`
+	Seconds     float64 `json:"seconds"`
+	GBPerS      float64 `json:"gb_per_s"` // 1e9 logical bytes a second
+	Error       string  `json:"error,omitempty"`
+}
+
+func newOutcome(r Result, err error) *outcome {
+	o := &outcome{
+		Allocations: r.Allocations, Bytes: r.Bytes, DeviceBytes: r.DeviceBytes,
+		HostBytes: r.HostBytes, DiskBytes: r.DiskBytes, Seconds: r.Duration.Seconds(),
+	}
+	if o.Seconds > 0 {
+		o.GBPerS = float64(r.Bytes) / 1e9 / o.Seconds
+	}
+	if err != nil {
+		o.Error = err.Error()
+	}
+	return o
+}
+
+func (e *Engine) recordPause(r Result, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.lastPause = newOutcome(r, err)
+}
+
+func (e *Engine) recordResume(r Result, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.lastResume = newOutcome(r, err)
+}
+
+// Status describes the process's managed memory as one JSON object. It never waits for a pause
+// or resume under way.
+func (e *Engine) Status() []byte {
+	s := Status{PID: os.Getpid(), Identity: e.config.Identity, Workers: e.workers, BlockBytes: e.block, Tags: []TagStatus{}}
+	s.DriverVersion, _ = e.drv.Version()
+	s.Device, _ = e.drv.DeviceName(e.anyDevice())
+	for _, t := range e.table.Summary() {
+		ts := TagStatus{
+			Tag: t.Tag, Allocations: t.Allocations, Active: t.Active,
+			Host: t.Paused[alloc.BackupCPU], Disk: t.Paused[alloc.BackupDisk], Discarded: t.Paused[alloc.BackupNone],
+		}
+		s.Allocations += t.Allocations
+		s.BytesActive += ts.Active
+		s.BytesPaused += ts.Host + ts.Disk + ts.Discarded
+		s.Tags = append(s.Tags, ts)
+	}
+	files := e.backings.files.Usage()
+	s.Disk = DiskStatus{Files: files.Files, Bytes: files.DiskBytes, Direct: files.Direct}
+	s.HostBytes = e.backings.pinned.Usage().HostBytes + e.backings.mmap.Usage().HostBytes
+	e.mu.Lock()
+	s.Disk.Dir, s.StagingBytes = e.diskDir, e.stagingSize
+	s.LastPause, s.LastResume = e.lastPause, e.lastResume
+	e.mu.Unlock()
+	out, err := json.Marshal(s)
+	if err != nil { // no value above can fail to marshal
+		return []byte(`{}`)
+	}
+	return out
+}
