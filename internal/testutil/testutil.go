@@ -1,0 +1,57 @@
+// Package testutil has what tests of several packages share: where the repository is and where
+// its built parts are. Only tests import it.
+package testutil
+
+import (
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+)
+
+// root is the folder of go.mod above this file. -trimpath builds do not know their sources, so
+// the working directory of a test, which is its package's folder, is the start then.
+var root = sync.OnceValue(func() string {
+	dir, err := os.Getwd()
+	if _, file, _, ok := runtime.Caller(0); ok && filepath.IsAbs(file) {
+		dir = filepath.Dir(file)
+	} else if err != nil {
+		return ""
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		up := filepath.Dir(dir)
+		if up == dir {
+			return ""
+		}
+		dir = up
+	}
+})
+
+// Root is the absolute path of the repository.
+func Root(t testing.TB) string {
+	t.Helper()
+	if root() == "" {
+		t.Fatal("the repository is not found: no go.mod above the test's folder")
+	}
+	return root()
+}
+
+// SoftGPU is the path of softgpu's driver library. The test fails when it is not built.
+func SoftGPU(t testing.TB) string {
+	t.Helper()
+	return built(t, "dist/lib/softgpu/libcuda.so.1", "make -C softgpu")
+}
+
+// built is the path of a built file; the test fails, naming the command, when it is missing.
+func built(t testing.TB, path, command string) string {
+	t.Helper()
+	full := filepath.Join(Root(t), path)
+	if _, err := os.Stat(full); err != nil {
+		t.Fatalf("%s is not built: run %s", path, command)
+	}
+	return full
+}
