@@ -176,6 +176,13 @@ func (t *Table) Has(base mem.Addr) bool {
 	return i < len(t.sorted) && t.sorted[i].Base == base
 }
 
+// All lists the allocations by address.
+func (t *Table) All() []*Allocation {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.sorted)
+}
+
 // BeginPause moves the active allocations with one of the tags (no tags: all) to Pausing and
 // returns them by address. A tag that no allocation ever carried is an error and nothing moves.
 func (t *Table) BeginPause(tags []string) ([]*Allocation, error) {

@@ -1,0 +1,618 @@
+package engine
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/device/cuda"
+	"github.com/ebb-offload/ebb/internal/mem"
+	"github.com/ebb-offload/ebb/internal/store"
+	"github.com/ebb-offload/ebb/internal/testutil"
+)
+
+// The tests drive the engine over softgpu, in this process, with a granularity of 64 KiB, so
+// that many allocations stay cheap, and two devices of 1 GiB.
+func TestMain(m *testing.M) {
+	for k, v := range map[string]string{
+		"SOFTGPU_NODE":           fmt.Sprintf("engine-test-%d", os.Getpid()),
+		"SOFTGPU_MEM_MB":         "1024",
+		"SOFTGPU_DEVICES":        "2",
+		"SOFTGPU_GRANULARITY_KB": "64",
+	} {
+		if err := os.Setenv(k, v); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// rig is an engine with a disk directory of its own.
+type rig struct {
+	*Engine
+	t   testing.TB
+	dir string
+	set Settings
+}
+
+func newRig(t testing.TB) *rig {
+	t.Helper()
+	e, err := Start(Config{LogFD: -1, ChunkBytes: 4 << 20, Driver: testutil.SoftGPU(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{Engine: e, t: t, dir: t.TempDir()}
+	r.set.DiskDir = r.dir
+	t.Cleanup(func() {
+		r.fault("")
+		for _, a := range r.table.All() {
+			if err := e.Free(a.Base, false); err != nil {
+				t.Errorf("free %v at the end: %v", a, err)
+			}
+		}
+		e.Shutdown()
+		e.close()
+		if left := r.files(); len(left) > 0 {
+			t.Errorf("files left: %v", left)
+		}
+	})
+	return r
+}
+
+// close ends what an engine otherwise keeps until its process exits.
+func (e *Engine) close() {
+	if e.pool != nil {
+		e.pool.Close()
+	}
+	if e.staging != nil {
+		_ = e.withDevice(e.anyDevice(), e.staging.Close)
+	}
+}
+
+// fault sets softgpu's faults, for example "cuMemMap:2:2".
+func (r *rig) fault(spec string) {
+	r.t.Helper()
+	if err := cuda.SetSoftwareFault(r.drv, spec); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) files() []string {
+	r.t.Helper()
+	names, err := filepath.Glob(filepath.Join(r.dir, "*"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return names
+}
+
+// array is managed memory and the bytes that it must hold.
+type array struct {
+	addr mem.Addr
+	dev  int
+	want []byte
+}
+
+func (r *rig) make(size int, dev int, reg Region) *array {
+	r.t.Helper()
+	addr, err := r.Malloc(uint64(size), dev, reg, 0)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	a := &array{addr: addr, dev: dev}
+	r.fill(a, size)
+	return a
+}
+
+// fill writes new random bytes.
+func (r *rig) fill(a *array, size int) {
+	r.t.Helper()
+	a.want = randomBytes(size)
+	r.copy(a.dev, func(s device.Stream) error {
+		return r.drv.CopyToDevice(a.addr, unsafe.Pointer(&a.want[0]), uint64(size), s)
+	})
+}
+
+func (r *rig) content(a *array) []byte {
+	r.t.Helper()
+	got := make([]byte, len(a.want))
+	r.copy(a.dev, func(s device.Stream) error {
+		return r.drv.CopyToHost(unsafe.Pointer(&got[0]), a.addr, uint64(len(got)), s)
+	})
+	return got
+}
+
+func (r *rig) copy(dev int, fn func(device.Stream) error) {
+	r.t.Helper()
+	err := r.withDevice(dev, func() error {
+		s, err := r.drv.StreamCreate()
+		if err != nil {
+			return err
+		}
+		return errors.Join(fn(s), r.drv.StreamSynchronize(s), r.drv.StreamDestroy(s))
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) holds(arrays ...*array) {
+	r.t.Helper()
+	for _, a := range arrays {
+		if !bytes.Equal(a.want, r.content(a)) {
+			r.t.Fatalf("memory of %d bytes at %v on device %d holds other bytes", len(a.want), a.addr, a.dev)
+		}
+	}
+}
+
+func (r *rig) pause(tags ...string) Result {
+	r.t.Helper()
+	res, err := r.Pause(tags, r.set)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return res
+}
+
+func (r *rig) resume(tags ...string) Result {
+	r.t.Helper()
+	res, err := r.Resume(tags, r.set)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return res
+}
+
+func (r *rig) free(dev int) uint64 {
+	r.t.Helper()
+	n, err := r.freeMemory(dev)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return n
+}
+
+func (r *rig) state(a *array) alloc.State {
+	r.t.Helper()
+	_, s, err := r.table.Find(a.addr, 1)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return s
+}
+
+var seed = rand.NewChaCha8([32]byte{1})
+
+func randomBytes(n int) []byte {
+	p := make([]byte, n)
+	_, _ = seed.Read(p)
+	return p
+}
+
+func disk(tag string) Region   { return Region{Tag: tag, Backup: alloc.BackupDisk} }
+func pinned(tag string) Region { return Region{Tag: tag, Backup: alloc.BackupCPU} }
+func mmap(tag string) Region   { return Region{Tag: tag, Backup: alloc.BackupCPU, Mmap: true} }
+func none(tag string) Region   { return Region{Tag: tag} }
+
+func TestEveryBackupBringsBackTheBytesOfEverySize(t *testing.T) {
+	r := newRig(t)
+	var all []*array
+	for _, size := range []int{1, 7, 511, 512, 513, 4095, 4096, 4097, 64 << 10, 2<<20 - 1, 2 << 20, 2<<20 + 1, 13*1024*1024 + 419430} {
+		for _, reg := range []Region{disk("d"), pinned("p"), mmap("m")} {
+			all = append(all, r.make(size, 0, reg))
+		}
+	}
+	for range 2 {
+		res := r.pause()
+		if res.Allocations != uint64(len(all)) {
+			t.Fatalf("paused %d of %d allocations", res.Allocations, len(all))
+		}
+		r.resume()
+		r.holds(all...)
+	}
+}
+
+func TestPausedMemoryIsFreeAndComesBackAtItsAddress(t *testing.T) {
+	r := newRig(t)
+	before := r.free(0)
+	a := r.make(100<<20, 0, disk("w"))
+	held := before - r.free(0)
+	res := r.pause()
+	if got := r.free(0); got != before {
+		t.Fatalf("free while paused: %d bytes, want %d", got, before)
+	}
+	if res.DeviceBytes != held || res.Bytes != 100<<20 || res.DiskBytes != 100<<20 {
+		t.Fatalf("result %+v", res)
+	}
+	r.resume()
+	if got := r.free(0); got != before-held {
+		t.Fatalf("free after resume: %d bytes, want %d", got, before-held)
+	}
+	r.holds(a)
+}
+
+func TestOnlyTheNamedTagIsPaused(t *testing.T) {
+	r := newRig(t)
+	w, k := r.make(1<<20, 0, disk("weights")), r.make(1<<20, 0, none("kv"))
+	r.pause("kv")
+	if r.state(w) != alloc.Active || r.state(k) != alloc.Paused {
+		t.Fatalf("weights %v, kv %v", r.state(w), r.state(k))
+	}
+	r.holds(w)
+	r.pause("weights")
+	r.resume("weights")
+	if r.state(k) != alloc.Paused {
+		t.Fatal("kv came back with weights")
+	}
+	r.holds(w)
+	r.resume("kv", "weights")
+	if r.state(k) != alloc.Active {
+		t.Fatal("kv did not come back")
+	}
+}
+
+func TestRepeatsAndEmptySetsDoNothing(t *testing.T) {
+	r := newRig(t)
+	if res := r.pause(); res != (Result{}) {
+		t.Fatalf("pause of nothing: %+v", res)
+	}
+	if res := r.resume(); res != (Result{}) {
+		t.Fatalf("resume of nothing: %+v", res)
+	}
+	a := r.make(3<<20, 0, disk("x"))
+	r.resume()
+	r.pause()
+	if res := r.pause(); res.Allocations != 0 {
+		t.Fatalf("second pause: %+v", res)
+	}
+	r.resume()
+	if res := r.resume(); res.Allocations != 0 {
+		t.Fatalf("second resume: %+v", res)
+	}
+	r.holds(a)
+}
+
+func TestAnUnknownTagIsATypedErrorThatNamesTheKnownOnes(t *testing.T) {
+	r := newRig(t)
+	a := r.make(1<<20, 0, disk("weights"))
+	_, err := r.Pause([]string{"weights", "wieghts"}, r.set)
+	if !errors.Is(err, alloc.ErrUnknownTag) || !bytes.Contains([]byte(err.Error()), []byte(`known tags: "weights"`)) {
+		t.Fatalf("got %v", err)
+	}
+	if r.state(a) != alloc.Active {
+		t.Fatal("something was paused")
+	}
+	if _, err := r.Resume([]string{"nope"}, r.set); !errors.Is(err, alloc.ErrUnknownTag) {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestFreeAndMallocWhilePaused(t *testing.T) {
+	r := newRig(t)
+	a, b := r.make(5<<20, 0, disk("x")), r.make(5<<20, 0, pinned("x"))
+	r.pause()
+	if err := r.Free(a.addr, false); err != nil {
+		t.Fatal(err)
+	}
+	c := r.make(5<<20, 0, disk("x"))
+	if n := len(r.files()); n != 0 {
+		t.Fatalf("%d files for no paused memory on disk", n)
+	}
+	r.resume()
+	r.holds(b, c)
+	if err := r.Free(a.addr, false); !errors.Is(err, alloc.ErrNotManaged) {
+		t.Fatalf("second free: %v", err)
+	}
+}
+
+func TestTwoDevicesArePausedTogether(t *testing.T) {
+	r := newRig(t)
+	before := [2]uint64{r.free(0), r.free(1)}
+	a, b := r.make(9<<20, 0, disk("x")), r.make(11<<20, 1, disk("x"))
+	c := r.make(3<<20, 1, pinned("x"))
+	r.pause()
+	if now := [2]uint64{r.free(0), r.free(1)}; now != before {
+		t.Fatalf("free while paused: %v, want %v", now, before)
+	}
+	r.resume()
+	r.holds(a, b, c)
+}
+
+func TestFilesKeepNameAndSizeOverCyclesAndGoWithTheirMemory(t *testing.T) {
+	r := newRig(t)
+	a, b := r.make(5<<20+17, 0, disk("x")), r.make(100, 0, disk("x"))
+	var first map[string]int64
+	for range 3 {
+		r.pause()
+		sizes := map[string]int64{}
+		for _, f := range r.files() {
+			st, err := os.Stat(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if st.Mode() != 0o600 {
+				t.Fatalf("%s has mode %v", f, st.Mode())
+			}
+			sizes[f] = st.Size()
+		}
+		if first == nil {
+			first = sizes
+		}
+		if len(sizes) != 2 || fmt.Sprint(sizes) != fmt.Sprint(first) {
+			t.Fatalf("files %v, first %v", sizes, first)
+		}
+		r.resume()
+		r.holds(a, b)
+		r.fill(a, len(a.want))
+	}
+	if err := r.Free(a.addr, false); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(r.files()); n != 1 {
+		t.Fatalf("%d files after a free, want 1", n)
+	}
+}
+
+func TestWorkSubmittedBeforeAPauseIsInTheBackup(t *testing.T) {
+	r := newRig(t)
+	a := r.make(8<<20, 0, disk("x"))
+	a.want = randomBytes(len(a.want))
+	var late device.Stream
+	err := r.withDevice(0, func() (err error) {
+		if late, err = r.drv.StreamCreate(); err != nil {
+			return err
+		}
+		return r.drv.CopyToDevice(a.addr, unsafe.Pointer(&a.want[0]), uint64(len(a.want)), late)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.pause() // nobody waited for the copy
+	r.resume()
+	r.holds(a)
+	if err := r.withDevice(0, func() error { return r.drv.StreamDestroy(late) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestResumeWithTooLittleMemoryStaysPausedAndCanBeRepeated(t *testing.T) {
+	r := newRig(t)
+	a := r.make(300<<20, 0, disk("x"))
+	b := r.make(1<<20, 0, disk("x"))
+	r.pause()
+	hog := r.make(800<<20, 0, none("hog"))
+	before := r.free(0)
+	_, err := r.Resume([]string{"x"}, r.set)
+	var short *DeviceMemoryError
+	if !errors.As(err, &short) || Code(err) != CodeDeviceMemory {
+		t.Fatalf("got %v", err)
+	}
+	if short.Need != 301<<20 || short.Free != before {
+		t.Fatalf("need %d free %d, want %d and %d", short.Need, short.Free, 301<<20, before)
+	}
+	if r.state(a) != alloc.Paused || r.state(b) != alloc.Paused || r.free(0) != before {
+		t.Fatal("a failed resume left something behind")
+	}
+	if err := r.Free(hog.addr, false); err != nil {
+		t.Fatal(err)
+	}
+	r.resume()
+	r.holds(a, b)
+}
+
+func TestResumeWaitsForMemoryUntilItsDeadline(t *testing.T) {
+	r := newRig(t)
+	a := r.make(300<<20, 0, disk("x"))
+	r.pause()
+	hog := r.make(800<<20, 0, none("hog"))
+	wait := r.set
+	wait.ResumeWait = time.Hour // a failure bound: the test ends when the memory is free
+	done := make(chan error)
+	go func() {
+		_, err := r.Resume([]string{"x"}, wait)
+		done <- err
+	}()
+	if err := r.Free(hog.addr, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	r.holds(a)
+}
+
+func TestPauseDuringACaptureIsRefused(t *testing.T) {
+	r := newRig(t)
+	a := r.make(1<<20, 0, disk("x"))
+	s := r.set
+	s.CaptureActive = true
+	if _, err := r.Pause(nil, s); !errors.Is(err, ErrCapture) {
+		t.Fatalf("pause: %v", err)
+	}
+	if err := r.Free(a.addr, true); !errors.Is(err, ErrCapture) {
+		t.Fatalf("free: %v", err)
+	}
+	if err := r.Free(a.addr+1, true); !errors.Is(err, alloc.ErrNotManaged) {
+		t.Fatalf("free of other memory: %v", err)
+	}
+	r.holds(a)
+}
+
+func TestBackupPointerShowsTheBytesOfPausedMemory(t *testing.T) {
+	for name, reg := range map[string]Region{"pinned": pinned("x"), "mmap": mmap("x")} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			a := r.make(3<<20+5, 0, reg)
+			if _, err := r.BackupPointer(a.addr, 1); !errors.Is(err, ErrState) {
+				t.Fatalf("before a pause: %v", err)
+			}
+			r.pause()
+			p, err := r.BackupPointer(a.addr+100, 1000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(unsafe.Slice((*byte)(p), 1000), a.want[100:1100]) {
+				t.Fatal("other bytes")
+			}
+			if _, err := r.BackupPointer(a.addr+100, 3<<20); !errors.Is(err, alloc.ErrNotManaged) {
+				t.Fatalf("past the end: %v", err)
+			}
+			keep := r.set
+			keep.RetainCPU = true
+			if _, err := r.Resume(nil, keep); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := r.BackupPointer(a.addr, 1); err != nil {
+				t.Fatalf("retained: %v", err)
+			}
+			r.pause()
+			r.resume()
+			if _, err := r.BackupPointer(a.addr, 1); !errors.Is(err, ErrState) {
+				t.Fatalf("not retained: %v", err)
+			}
+			r.holds(a)
+			if n := r.backings.pinned.Usage().HostBytes + r.backings.mmap.Usage().HostBytes; n != 0 {
+				t.Fatalf("%d bytes of host memory kept", n)
+			}
+		})
+	}
+	r := newRig(t)
+	d := r.make(1<<20, 0, disk("x"))
+	r.pause()
+	if _, err := r.BackupPointer(d.addr, 1); !errors.Is(err, ErrState) {
+		t.Fatalf("disk: %v", err)
+	}
+}
+
+func TestMarginAndOversizeAreRefusedAsDeviceMemory(t *testing.T) {
+	r := newRig(t)
+	free := r.free(0)
+	for name, ask := range map[string]struct{ size, margin uint64 }{
+		"margin":           {1 << 20, free},
+		"margin, size":     {free - 10<<20, 20 << 20},
+		"larger than all":  {free + 1, 0},
+		"absurd":           {1<<64 - 1, 0},
+		"absurd, margin":   {1 << 63, 1 << 63},
+		"nearly 64 bits":   {1<<64 - 1<<16, 1},
+		"a petabyte":       {1 << 50, 0},
+		"margin above all": {1, 1 << 60},
+	} {
+		if _, err := r.Malloc(ask.size, 0, none("x"), ask.margin); Code(err) != CodeDeviceMemory {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if r.free(0) != free {
+		t.Fatal("a refused allocation kept memory")
+	}
+	if _, err := r.Malloc(0, 0, none("x"), 0); Code(err) != CodeInvalid {
+		t.Errorf("size 0: %v", err)
+	}
+	if _, err := r.Malloc(1, 7, none("x"), 0); Code(err) != CodeDevice {
+		t.Errorf("device 7: %v", err)
+	}
+}
+
+// A driver call that fails in a pause leaves everything mapped and unchanged; the next pause
+// succeeds.
+func TestAPauseThatFailsChangesNothing(t *testing.T) {
+	for _, call := range []string{"cuMemcpyDtoHAsync", "cuCtxSynchronize", "cuMemHostRegister", "cuStreamCreate", "cuMemHostAlloc"} {
+		t.Run(call, func(t *testing.T) {
+			r := newRig(t)
+			a, b := r.make(5<<20, 0, disk("x")), r.make(5<<20, 0, pinned("x"))
+			c := r.make(1<<20, 0, mmap("x"))
+			r.fault(call + ":1:999")
+			if _, err := r.Pause(nil, r.set); err == nil {
+				t.Fatal("the pause succeeded")
+			}
+			if r.state(a) != alloc.Active || r.state(b) != alloc.Active {
+				t.Fatal("something was paused")
+			}
+			r.holds(a, b, c)
+			r.pause()
+			r.resume()
+			r.holds(a, b, c)
+		})
+	}
+}
+
+// A driver call that fails in a resume leaves everything paused and the device's memory free;
+// the next resume succeeds.
+func TestAResumeThatFailsStaysPaused(t *testing.T) {
+	for _, call := range []string{"cuMemCreate:2", "cuMemMap:1", "cuMemMap:3", "cuMemSetAccess:2", "cuMemcpyHtoDAsync:1", "cuMemcpyHtoDAsync:3"} {
+		t.Run(call, func(t *testing.T) {
+			r := newRig(t)
+			a, b := r.make(5<<20, 0, disk("x")), r.make(5<<20, 0, pinned("x"))
+			c := r.make(1<<20, 0, mmap("x"))
+			r.pause()
+			before := r.free(0)
+			r.fault(call + ":999")
+			if _, err := r.Resume(nil, r.set); Code(err) != CodeDevice {
+				t.Fatalf("got %v", err)
+			}
+			if r.state(a) != alloc.Paused || r.state(b) != alloc.Paused || r.free(0) != before {
+				t.Fatal("a failed resume left something behind")
+			}
+			r.resume()
+			r.holds(a, b, c)
+		})
+	}
+}
+
+func TestAnUnmapThatFailsAfterTheCommitIsAPartialPause(t *testing.T) {
+	r := newRig(t)
+	a, b, c := r.make(1<<20, 0, disk("x")), r.make(2<<20, 0, disk("x")), r.make(3<<20, 0, disk("x"))
+	r.fault("cuMemUnmap:2:999")
+	res, err := r.Pause(nil, r.set)
+	if Code(err) != CodePartial || res.Allocations != 2 {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	r.resume()
+	r.holds(a, b, c)
+	r.pause()
+	r.resume()
+	r.holds(a, b, c)
+}
+
+func TestABackupFileThatIsGoneIsReportedAndNothingElseIsLost(t *testing.T) {
+	r := newRig(t)
+	a, b := r.make(1<<20, 0, disk("gone")), r.make(1<<20, 0, disk("kept"))
+	r.pause("gone")
+	gone := r.files()
+	r.pause("kept")
+	if err := os.Remove(gone[0]); err != nil {
+		t.Fatal(err)
+	}
+	_, err := r.Resume([]string{"gone"}, r.set)
+	if !errors.Is(err, store.ErrLost) || Code(err) != CodeCorrupt {
+		t.Fatalf("got %v", err)
+	}
+	if r.state(a) != alloc.Paused {
+		t.Fatal("memory without its bytes was handed out")
+	}
+	r.resume("kept")
+	r.holds(b)
+}
+
+func TestStatusTellsWhereTheBytesAre(t *testing.T) {
+	r := newRig(t)
+	r.make(1000, 0, disk("a"))
+	r.make(2000, 0, pinned("a"))
+	r.make(3000, 0, none("b"))
+	r.pause()
+	want := `"allocations":3,"bytes_active":0,"bytes_paused":6000`
+	if got := r.Status(); !bytes.Contains(got, []byte(want)) {
+		t.Fatalf("%s\nlacks %s", got, want)
+	}
+	want = `"tags":[{"tag":"a","allocations":2,"active":0,"host":2000,"disk":1000,"discarded":0},{"tag":"b","allocations":1,"active":0,"host":0,"disk":0,"discarded":3000}]`
+	if got := r.Status(); !bytes.Contains(got, []byte(want)) {
+		t.Fatalf("%s\nlacks %s", got, want)
+	}
+}
