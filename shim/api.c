@@ -1,0 +1,109 @@
+/* api.c: ebb's own functions. They return codes; nothing here writes to stderr or exits. */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+EXPORT const char *ebb_version(void)
+{
+	return EBB_VERSION;
+}
+
+static int check_arguments(const char *const *tags, size_t ntags, const ebb_result *result)
+{
+	if (tags == NULL && ntags > 0)
+		return fail(EBB_ERR_INVALID, "%zu tags, but no list of them", ntags);
+	for (size_t i = 0; i < ntags; i++)
+		if (tags[i] == NULL)
+			return fail(EBB_ERR_INVALID, "tag %zu of %zu is null", i + 1, ntags);
+	if (result != NULL && result->struct_size < sizeof(result->struct_size))
+		return fail(EBB_ERR_INVALID, "struct_size of the result is %llu: set it to sizeof(ebb_result)",
+			    (unsigned long long)result->struct_size);
+	return EBB_OK;
+}
+
+static void clear_result(ebb_result *result)
+{
+	if (result == NULL)
+		return;
+	uint64_t size = result->struct_size;
+	memset(result, 0, size < sizeof(*result) ? (size_t)size : sizeof(*result));
+	result->struct_size = size;
+}
+
+/* Without an engine nothing is managed: everything there is, none, is paused and resumed. */
+static int nothing_to_move(const char *const *tags, size_t ntags)
+{
+	if (ntags == 0)
+		return EBB_OK;
+	return fail(EBB_ERR_UNKNOWN_TAG, "no allocation ever carried the tag \"%s\"", tags[0]);
+}
+
+static int move(bool resume, const char *const *tags, size_t ntags, double wait_s, ebb_result *result)
+{
+	int code = check_arguments(tags, ntags, result);
+
+	if (code != EBB_OK)
+		return code;
+	clear_result(result);
+	enum engine_state state = engine_state();
+	if (state == ENGINE_ABSENT)
+		return nothing_to_move(tags, ntags);
+	if (state != ENGINE_READY)
+		return engine_refuse(state);
+
+	char *dir = settings_disk_dir();
+	if (dir == NULL)
+		return fail(EBB_ERR_HOST_MEMORY, "no host memory for the name of the disk directory");
+	ebb_engine_settings now = {
+		.disk_dir = dir,
+		.retain_cpu_backup = settings_retain_cpu_backup(),
+		.capture_active = captures_under_way(),
+		.resume_wait_s = wait_s,
+	};
+	engine_enter();
+	code = engine_leave((resume ? engine.resume : engine.pause)(tags, ntags, &now, result));
+	free(dir);
+	return code;
+}
+
+EXPORT int ebb_pause(const char *const *tags, size_t ntags, ebb_result *result)
+{
+	return move(false, tags, ntags, settings()->resume_wait_s, result);
+}
+
+EXPORT int ebb_resume(const char *const *tags, size_t ntags, double timeout_s, ebb_result *result)
+{
+	if (isnan(timeout_s))
+		return fail(EBB_ERR_INVALID, "the time to wait is not a number");
+	return move(true, tags, ntags, timeout_s < 0 ? settings()->resume_wait_s : timeout_s, result);
+}
+
+EXPORT int ebb_status(char *buf, size_t cap, size_t *need)
+{
+	char json[256];
+
+	if (buf == NULL && cap > 0)
+		return fail(EBB_ERR_INVALID, "room for %zu bytes of status, but no buffer", cap);
+	enum engine_state state = engine_state();
+	if (state == ENGINE_READY) {
+		engine_enter();
+		return engine_leave(engine.status(buf, cap, need));
+	}
+	if (state != ENGINE_ABSENT)
+		return engine_refuse(state);
+
+	int length = snprintf(json, sizeof(json),
+			      "{\"version\":\"%s\",\"pid\":%d,\"allocations\":0,\"bytes_active\":0,"
+			      "\"bytes_paused\":0,\"staging_bytes\":0,\"tags\":[]}",
+			      EBB_VERSION, (int)getpid());
+	if (cap > 0)
+		snprintf(buf, cap, "%s", json);
+	if (need != NULL)
+		*need = (size_t)length;
+	return EBB_OK;
+}

@@ -1,0 +1,286 @@
+/*
+ * engine.c: loads the engine library, once, at the first managed allocation.
+ *
+ * States: unclaimed -> loading -> ready or failed. The thread that claims the engine (guard.c)
+ * loads it, holding no lock; the others wait for the outcome. load_lock guards only that wait.
+ */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A thread that runs a library constructor holds the loader's lock, which the loading thread
+ * needs: its wait would never end, so each wait does. Loading takes milliseconds. */
+#define LOAD_WAIT_S 60
+
+struct engine engine;
+
+static _Atomic int outcome = ENGINE_ABSENT; /* ENGINE_READY or ENGINE_FAILED once decided */
+static char *failure;                       /* why it is ENGINE_FAILED; set before outcome */
+
+static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t load_done = PTHREAD_COND_INITIALIZER;
+
+enum engine_state engine_state(void)
+{
+	if (guard_forked())
+		return ENGINE_FORKED;
+	return (enum engine_state)atomic_load(&outcome);
+}
+
+void engine_enter(void)
+{
+	this_thread()->inside++;
+}
+
+int engine_leave(int code)
+{
+	if (code != EBB_OK) {
+		size_t length = engine.last_error(NULL, 0);
+		char *text = malloc(length + 1);
+
+		if (text != NULL) {
+			text[0] = '\0';
+			engine.last_error(text, length + 1);
+			fail(code, "%s", text);
+			free(text);
+		} else {
+			fail(code, "error %d, and no memory for its text", code);
+		}
+	}
+	this_thread()->inside--;
+	return code;
+}
+
+int engine_refuse(enum engine_state state)
+{
+	if (state == ENGINE_FORKED)
+		return fail(EBB_ERR_FORKED,
+			    "process %d was forked from process %d, which alone can pause and resume its memory",
+			    (int)getpid(), (int)guard_owner());
+	return fail(EBB_ERR_NOT_LOADED, "%s", failure != NULL ? failure : "the engine is not loaded");
+}
+
+/* ---- loading -------------------------------------------------------------------------------- */
+
+static bool give_up(const char *format, ...) PRINTF_LIKE(1, 2);
+
+static bool give_up(const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	if (vasprintf(&failure, format, arguments) < 0)
+		failure = NULL;
+	va_end(arguments);
+	return false;
+}
+
+/* The path of this library with links resolved. False: it cannot be told. */
+static bool own_path(char path[PATH_MAX])
+{
+	Dl_info self;
+
+	return dladdr((void *)&engine, &self) != 0 && self.dli_fname != NULL &&
+	       realpath(self.dli_fname, path) != NULL;
+}
+
+/* Where the engine library is: EBB_ENGINE, else beside this library. */
+static bool engine_path(char path[PATH_MAX])
+{
+	static const char name[] = "libebb-engine.so";
+	const char *given = settings_env("EBB_ENGINE");
+
+	if (given != NULL)
+		return snprintf(path, PATH_MAX, "%s", given) < PATH_MAX;
+	if (!own_path(path))
+		return false;
+	char *file = strrchr(path, '/') + 1;
+	if ((size_t)(path + PATH_MAX - file) < sizeof(name))
+		return false;
+	memcpy(file, name, sizeof(name));
+	return true;
+}
+
+static bool find_functions(void *library, const char *path)
+{
+	const struct {
+		const char *name;
+		void **where;
+	} functions[] = {
+		{"ebb_engine_version", (void **)&engine.version},
+		{"ebb_engine_start", (void **)&engine.start},
+		{"ebb_engine_malloc", (void **)&engine.malloc},
+		{"ebb_engine_free", (void **)&engine.free},
+		{"ebb_engine_pause", (void **)&engine.pause},
+		{"ebb_engine_resume", (void **)&engine.resume},
+		{"ebb_engine_backup_pointer", (void **)&engine.backup_pointer},
+		{"ebb_engine_status", (void **)&engine.status},
+		{"ebb_engine_last_error", (void **)&engine.last_error},
+		{"ebb_engine_shutdown", (void **)&engine.shutdown},
+	};
+
+	for (size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); i++) {
+		*functions[i].where = dlsym(library, functions[i].name);
+		if (*functions[i].where == NULL)
+			return give_up("engine library %s has no %s: it is not that of libebb.so %s", path,
+				       functions[i].name, EBB_VERSION);
+	}
+	return true;
+}
+
+static bool check_version(const char *path)
+{
+	char *rest;
+	const char *version = engine.version();
+	unsigned long abi = strtoul(version, &rest, 10);
+
+	if (abi == EBB_ENGINE_ABI)
+		return true;
+	return give_up("engine library %s has ABI %lu (version%s), libebb.so needs ABI %u (version %s): "
+		       "install both from one build",
+		       path, abi, rest, EBB_ENGINE_ABI, EBB_VERSION);
+}
+
+/* "role=actor cell=0 rank=3", as far as known; empty when nothing is. */
+static void describe_rank(char *text, size_t cap)
+{
+	static const struct {
+		const char *key, *variable;
+	} parts[] = {{"role", "EBB_ROLE"}, {"cell", "EBB_CELL"}, {"rank", "EBB_RANK"}};
+	size_t length = 0;
+
+	text[0] = '\0';
+	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+		const char *value = settings_env(parts[i].variable);
+
+		if (value == NULL || length >= cap)
+			continue;
+		length += (size_t)snprintf(text + length, cap - length, "%s%s=%s", length > 0 ? " " : "",
+					   parts[i].key, value);
+	}
+}
+
+static bool start(const char *path)
+{
+	char identity[256];
+	/* The engine logs to a descriptor of its own: the host may close or replace 2, and Go ends
+	 * the process when a write to 1 or 2 meets a broken pipe. -1 when stderr is closed. */
+	int log_fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
+
+	describe_rank(identity, sizeof(identity));
+	ebb_engine_config config = {
+		.abi = EBB_ENGINE_ABI,
+		.struct_size = sizeof(config),
+		.log_fd = log_fd,
+		.chunk_bytes = settings()->chunk_bytes,
+		.lease = settings_env("EBB_LEASE"),
+		.identity = identity[0] != '\0' ? identity : NULL,
+	};
+	int code = engine.start(&config);
+	if (code == EBB_OK)
+		return true;
+
+	char reason[1024] = "";
+	engine.last_error(reason, sizeof(reason));
+	if (log_fd >= 0)
+		close(log_fd);
+	return give_up("engine library %s did not start: error %d: %s", path, code, reason);
+}
+
+static bool load(void)
+{
+	char path[PATH_MAX];
+
+	if (!engine_path(path))
+		return give_up("cannot tell where the engine library is: set EBB_ENGINE to its path");
+	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (library == NULL)
+		return give_up("cannot load the engine library %s for libebb.so %s: %s: put the one of the "
+			       "same version beside libebb.so, or set EBB_ENGINE to its path",
+			       path, EBB_VERSION, dlerror());
+	return find_functions(library, path) && check_version(path) && start(path);
+}
+
+/* Go raises the soft limit of open files for itself while it starts. The host and its children
+ * (select, code that closes every possible descriptor) must see what they had. */
+static bool load_keeping_limits(void)
+{
+	struct rlimit before, now;
+	bool known = getrlimit(RLIMIT_NOFILE, &before) == 0;
+	bool loaded = load();
+
+	if (known && getrlimit(RLIMIT_NOFILE, &now) == 0 && now.rlim_cur != before.rlim_cur) {
+		now.rlim_cur = before.rlim_cur;
+		setrlimit(RLIMIT_NOFILE, &now);
+	}
+	return loaded;
+}
+
+static void at_process_exit(void)
+{
+	if (engine_state() != ENGINE_READY)
+		return;
+	engine_enter();
+	engine.shutdown();
+	engine_leave(EBB_OK);
+}
+
+static void load_as_owner(void)
+{
+	/* Whatever loading calls back into the hooks on this thread passes to the real runtime. */
+	engine_enter();
+	bool loaded = load_keeping_limits();
+	engine_leave(EBB_OK);
+
+	if (loaded)
+		atexit(at_process_exit);
+	else
+		log_line("%s", failure != NULL ? failure : "cannot load the engine library: no memory");
+
+	pthread_mutex_lock(&load_lock);
+	outcome = loaded ? ENGINE_READY : ENGINE_FAILED;
+	pthread_cond_broadcast(&load_done);
+	pthread_mutex_unlock(&load_lock);
+}
+
+static enum engine_state wait_for_owner(void)
+{
+	struct timespec deadline;
+	int rc = 0;
+
+	clock_gettime(CLOCK_MONOTONIC, &deadline);
+	deadline.tv_sec += LOAD_WAIT_S;
+	pthread_mutex_lock(&load_lock);
+	while (outcome == ENGINE_ABSENT && rc == 0)
+		rc = pthread_cond_clockwait(&load_done, &load_lock, CLOCK_MONOTONIC, &deadline);
+	enum engine_state state = (enum engine_state)atomic_load(&outcome);
+	pthread_mutex_unlock(&load_lock);
+
+	if (state == ENGINE_ABSENT) {
+		log_line("another thread has been loading the engine library for %d seconds; is managed memory "
+			 "allocated in a library's constructor?",
+			 LOAD_WAIT_S);
+		state = ENGINE_FAILED;
+	}
+	return state;
+}
+
+enum engine_state engine_load(void)
+{
+	if (guard_claim())
+		load_as_owner();
+	enum engine_state state = engine_state();
+	return state == ENGINE_ABSENT ? wait_for_owner() : state;
+}

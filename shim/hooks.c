@@ -1,0 +1,169 @@
+/*
+ * hooks.c: cudaMalloc and cudaFree, and the allocation functions for PyTorch.
+ *
+ * Callers arrive holding what they hold (PyTorch its allocator's mutex, often Python's GIL), so
+ * nothing here waits for anything but the engine.
+ *
+ * The real runtime remembers the last error of each thread for cudaGetLastError. It cannot be
+ * set from outside: after a refusal that comes from ebb, cudaGetLastError and cudaPeekAtLastError
+ * report what they did before. Callers that test the returned value, as PyTorch does, see no
+ * difference.
+ */
+#include "shim.h"
+
+/* Error of the runtime for a code of the engine. */
+static cudaError_t cuda_error(int code)
+{
+	switch (code) {
+	case EBB_OK:
+		return cudaSuccess;
+	case EBB_ERR_INVALID:
+	case EBB_ERR_NOT_MANAGED:
+		return cudaErrorInvalidValue;
+	case EBB_ERR_DEVICE_MEMORY:
+	case EBB_ERR_HOST_MEMORY:
+		return cudaErrorMemoryAllocation;
+	case EBB_ERR_STATE:
+		return cudaErrorIllegalState;
+	case EBB_ERR_CAPTURE:
+		return cudaErrorStreamCaptureUnsupported;
+	case EBB_ERR_NOT_LOADED:
+		return cudaErrorSharedObjectInitFailed;
+	default:
+		return cudaErrorUnknown;
+	}
+}
+
+/*
+ * Programs rely on a runtime call making the device's context current on their thread; the engine
+ * leaves contexts alone, so the real runtime is made to do it: cudaFree(NULL) does nothing else.
+ * Not during a capture, which it might spoil: a capturing thread has its context.
+ */
+static cudaError_t make_context(const struct real *real, int device)
+{
+	struct thread *t = this_thread();
+	uint64_t bit = device >= 0 && device < 64 ? (uint64_t)1 << device : 0;
+
+	if ((t->contexts & bit) != 0 || captures_under_way() > 0)
+		return cudaSuccess;
+	if (real->cudaFree == NULL)
+		return real_missing("cudaFree");
+	cudaError_t error = real->cudaFree(NULL);
+	if (error == cudaSuccess)
+		t->contexts |= bit;
+	return error;
+}
+
+static cudaError_t managed_malloc(const struct real *real, void **ptr, size_t size)
+{
+	struct thread *t = this_thread();
+	int device;
+
+	if (t->cpu_backup && t->disk_backup) {
+		log_line("an allocation of %zu bytes is refused: CPU backup and disk backup are both on and "
+			 "exclude each other; turn one off (tms_set_enable_cpu_backup, "
+			 "tms_set_enable_disk_backup or their TMS_INIT_ variables)",
+			 size);
+		return cudaErrorInvalidValue;
+	}
+	if (real->cudaGetDevice == NULL)
+		return real_missing("cudaGetDevice");
+	cudaError_t error = real->cudaGetDevice(&device);
+	if (error == cudaSuccess)
+		error = make_context(real, device);
+	if (error != cudaSuccess)
+		return error;
+	if (engine_load() != ENGINE_READY)
+		return cudaErrorSharedObjectInitFailed; /* never unmanaged instead: a pause would not free it */
+
+	ebb_engine_region region = {
+		.tag = thread_tag(t),
+		.backup = t->cpu_backup ? EBB_BACKUP_CPU : t->disk_backup ? EBB_BACKUP_DISK : EBB_BACKUP_NONE,
+		.cpu_mmap = t->cpu_mmap,
+	};
+	engine_enter();
+	int code = engine_leave(engine.malloc(ptr, size, device, &region, settings_margin()));
+	/* Too little device memory is everyday: callers free their caches and try again. */
+	if (code != EBB_OK && code != EBB_ERR_DEVICE_MEMORY)
+		log_line("an allocation of %zu bytes on device %d failed: %s", size, device, last_error());
+	return cuda_error(code);
+}
+
+static cudaError_t any_malloc(const struct real *real, void **ptr, size_t size, bool managed)
+{
+	if (managed && size > 0 && ptr != NULL && this_thread()->inside == 0 && engine_state() != ENGINE_FORKED)
+		return managed_malloc(real, ptr, size);
+	if (real->cudaMalloc == NULL)
+		return real_missing("cudaMalloc");
+	return real->cudaMalloc(ptr, size);
+}
+
+static cudaError_t any_free(const void *caller, void *ptr)
+{
+	if (ptr != NULL && this_thread()->inside == 0 && engine_state() == ENGINE_READY) {
+		engine_enter();
+		int code = engine.free(ptr, captures_under_way());
+		if (code == EBB_ERR_NOT_MANAGED)
+			engine_leave(EBB_OK); /* no error: most pointers are the real runtime's */
+		else
+			engine_leave(code);
+		if (code != EBB_OK && code != EBB_ERR_NOT_MANAGED)
+			log_line("freeing %p failed: %s", ptr, last_error());
+		if (code != EBB_ERR_NOT_MANAGED)
+			return cuda_error(code);
+	}
+	const struct real *real = real_for(caller);
+	if (real->cudaFree == NULL)
+		return real_missing("cudaFree");
+	return real->cudaFree(ptr);
+}
+
+EXPORT cudaError_t cudaMalloc(void **ptr, size_t size)
+{
+	return any_malloc(real_for(__builtin_return_address(0)), ptr, size, this_thread()->managed);
+}
+
+EXPORT cudaError_t cudaFree(void *ptr)
+{
+	return any_free(__builtin_return_address(0), ptr);
+}
+
+/* PyTorch has made the device current before it calls its allocator. */
+EXPORT void *tms_torch_malloc(ssize_t size, int device, void *stream)
+{
+	void *ptr = NULL;
+
+	(void)device;
+	(void)stream;
+	if (size <= 0)
+		return NULL;
+	if (any_malloc(real_for(__builtin_return_address(0)), &ptr, (size_t)size, true) != cudaSuccess)
+		return NULL;
+	return ptr;
+}
+
+EXPORT void tms_torch_free(void *ptr, ssize_t size, int device, void *stream)
+{
+	(void)size;
+	(void)device;
+	(void)stream;
+	if (ptr != NULL)
+		any_free(__builtin_return_address(0), ptr);
+}
+
+/* ---- passed on unchanged: software looks these up in this library -------------------------- */
+
+EXPORT cudaError_t cudaGetLastError(void)
+{
+	const struct real *real = real_for(__builtin_return_address(0));
+
+	return real->cudaGetLastError != NULL ? real->cudaGetLastError() : real_missing("cudaGetLastError");
+}
+
+EXPORT cudaError_t cudaHostGetFlags(unsigned int *flags, void *host)
+{
+	const struct real *real = real_for(__builtin_return_address(0));
+
+	return real->cudaHostGetFlags != NULL ? real->cudaHostGetFlags(flags, host)
+					      : real_missing("cudaHostGetFlags");
+}

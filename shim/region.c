@@ -1,0 +1,164 @@
+/*
+ * region.c: what each thread keeps for itself: region, tag and backup settings, and its last
+ * error. Only the owning thread touches its own, so there is no lock here.
+ */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static _Thread_local struct thread self;
+
+/* Frees a thread's strings when it ends. When no key is left they stay until the process ends. */
+static pthread_key_t at_thread_end;
+static pthread_once_t at_thread_end_once = PTHREAD_ONCE_INIT;
+static bool at_thread_end_works;
+
+static void free_thread(void *thread)
+{
+	struct thread *t = thread;
+
+	free(t->tag);
+	free(t->error);
+	/* A later destructor of the same thread may still call us; it finds the defaults. */
+	memset(t, 0, sizeof(*t));
+}
+
+static void make_key(void)
+{
+	at_thread_end_works = pthread_key_create(&at_thread_end, free_thread) == 0;
+}
+
+/* Puts text into a string of this thread, which then owns it. */
+static void keep(char **where, char *text)
+{
+	pthread_once(&at_thread_end_once, make_key);
+	if (at_thread_end_works)
+		pthread_setspecific(at_thread_end, &self);
+	free(*where);
+	*where = text;
+}
+
+struct thread *this_thread(void)
+{
+	if (!self.ready) {
+		const struct settings *start = settings();
+
+		self.managed = start->managed;
+		self.cpu_backup = start->cpu_backup;
+		self.disk_backup = start->disk_backup;
+		self.cpu_mmap = start->cpu_mmap;
+		self.ready = true;
+	}
+	return &self;
+}
+
+const char *thread_tag(const struct thread *t)
+{
+	return t->tag != NULL ? t->tag : "default";
+}
+
+/* ---- the last error --------------------------------------------------------------------- */
+
+int fail(int code, const char *format, ...)
+{
+	va_list arguments;
+	char *text;
+
+	va_start(arguments, format);
+	int length = vasprintf(&text, format, arguments);
+	va_end(arguments);
+	/* Without memory for the text an older one would mislead: none then. */
+	keep(&self.error, length >= 0 ? text : NULL);
+	return code;
+}
+
+const char *last_error(void)
+{
+	return self.error != NULL ? self.error : "";
+}
+
+EXPORT size_t ebb_last_error(char *buf, size_t cap)
+{
+	const char *text = last_error();
+	size_t length = strlen(text);
+
+	if (buf != NULL && cap > 0) {
+		size_t fits = length < cap ? length : cap - 1;
+
+		memcpy(buf, text, fits);
+		buf[fits] = '\0';
+	}
+	return length;
+}
+
+/* ---- settings of the thread ------------------------------------------------------------- */
+
+EXPORT void tms_set_interesting_region(bool on)
+{
+	this_thread()->managed = on;
+}
+
+EXPORT bool tms_get_interesting_region(void)
+{
+	return this_thread()->managed;
+}
+
+EXPORT void tms_set_current_tag(const char *tag)
+{
+	if (tag == NULL) {
+		log_line("tms_set_current_tag: null tag, nothing changed");
+		return;
+	}
+	char *copy = strdup(tag);
+	if (copy == NULL) {
+		log_line("tms_set_current_tag: no memory, nothing changed");
+		return;
+	}
+	keep(&this_thread()->tag, copy);
+}
+
+EXPORT const char *tms_get_current_tag(void)
+{
+	return thread_tag(this_thread());
+}
+
+EXPORT void tms_set_enable_cpu_backup(bool on)
+{
+	this_thread()->cpu_backup = on;
+}
+
+EXPORT bool tms_get_enable_cpu_backup(void)
+{
+	return this_thread()->cpu_backup;
+}
+
+EXPORT void tms_set_enable_disk_backup(bool on)
+{
+	this_thread()->disk_backup = on;
+}
+
+EXPORT bool tms_get_enable_disk_backup(void)
+{
+	return this_thread()->disk_backup;
+}
+
+EXPORT void tms_set_cpu_backup_backend(const char *backend)
+{
+	if (backend != NULL && strcmp(backend, "pinned") == 0)
+		this_thread()->cpu_mmap = false;
+	else if (backend != NULL && strcmp(backend, "mmap") == 0)
+		this_thread()->cpu_mmap = true;
+	else
+		log_line("tms_set_cpu_backup_backend: %s is neither pinned nor mmap, nothing changed",
+			 backend != NULL ? backend : "null");
+}
+
+EXPORT const char *tms_get_cpu_backup_backend(void)
+{
+	return this_thread()->cpu_mmap ? "mmap" : "pinned";
+}

@@ -1,0 +1,166 @@
+/*
+ * shim.h: what the parts of libebb.so share.
+ *
+ * The library is preloaded into every process of a job, so outside managed regions it must be
+ * as good as absent: no constructor, no dependency but libc, nothing loaded, nothing started.
+ * The Go engine is loaded at the first managed allocation and is entered only in the process
+ * that loaded it.
+ *
+ * Locks: no lock of this library is held over dlopen, dlsym, a call to the real runtime or a
+ * call to the engine. A hook may run inside a library constructor, with the dynamic loader's
+ * lock held, so a lock held over a loader call could be waited for by its own holder.
+ */
+#ifndef EBB_SHIM_H
+#define EBB_SHIM_H
+
+#include "../abi/ebb_engine.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define PRINTF_LIKE(text, first) __attribute__((format(printf, text, first)))
+
+/* ---- log.c: lines for the user -------------------------------------------------------- */
+
+/* Writes "ebb: " and the text as one line to stderr. Never blocks a signal for longer than the
+ * write, never raises SIGPIPE, and says nothing when stderr is closed. Keeps errno. */
+void log_line(const char *format, ...) PRINTF_LIKE(1, 2);
+
+/* ---- settings.c: settings of the process ------------------------------------------------ */
+
+/* Settings from the environment, read once, at first use. */
+struct settings {
+	bool managed;     /* these four: where each thread starts */
+	bool cpu_backup;
+	bool disk_backup;
+	bool cpu_mmap;
+	bool exit_on_pause_error;
+	uint64_t chunk_bytes;
+	double resume_wait_s;
+};
+
+const struct settings *settings(void);
+
+/* The variable's value, or null when it is unset or empty. */
+const char *settings_env(const char *name);
+
+/* A copy of the directory of disk backups, to be freed by the caller; null: no memory. */
+char *settings_disk_dir(void);
+bool settings_retain_cpu_backup(void);
+uint64_t settings_margin(void);
+
+/* ---- region.c: settings of the calling thread --------------------------------------------- */
+
+struct thread {
+	bool ready;          /* the fields below hold the process's defaults or what was set since */
+	bool managed;
+	bool cpu_backup;
+	bool disk_backup;
+	bool cpu_mmap;
+	int inside;          /* > 0: within an engine call or its loading; hooks pass through */
+	uint64_t contexts;   /* bit d: the real runtime's context exists here for device d */
+	char *tag;           /* owned; null: "default" */
+	char *error;         /* owned; null: no error yet */
+};
+
+struct thread *this_thread(void);
+const char *thread_tag(const struct thread *t);
+
+/* Records the calling thread's last error and returns code. */
+int fail(int code, const char *format, ...) PRINTF_LIKE(2, 3);
+/* The calling thread's last error, "" when there was none. Valid until the next error. */
+const char *last_error(void);
+
+/* ---- guard.c: which process owns the engine ------------------------------------------------- */
+
+/* Makes this process the owner. False when it, or the process it was forked from, had one. */
+bool guard_claim(void);
+/* Whether the owner is another process: this one was forked from it. */
+bool guard_forked(void);
+pid_t guard_owner(void);
+
+/* ---- engine.c: the engine library ------------------------------------------------------------- */
+
+enum engine_state {
+	ENGINE_ABSENT, /* not asked for yet, or another thread is loading it: no managed memory */
+	ENGINE_READY,
+	ENGINE_FAILED, /* could not be loaded; stays so */
+	ENGINE_FORKED, /* loaded by the process this one was forked from; must not be entered */
+};
+
+/* The engine's functions. Valid while the state is ENGINE_READY. Every call lies between
+ * engine_enter and engine_leave. */
+struct engine {
+	ebb_engine_version_fn version;
+	ebb_engine_start_fn start;
+	ebb_engine_malloc_fn malloc;
+	ebb_engine_free_fn free;
+	ebb_engine_pause_fn pause;
+	ebb_engine_resume_fn resume;
+	ebb_engine_backup_pointer_fn backup_pointer;
+	ebb_engine_status_fn status;
+	ebb_engine_last_error_fn last_error;
+	ebb_engine_shutdown_fn shutdown;
+};
+
+extern struct engine engine;
+
+enum engine_state engine_state(void);
+/* Loads the engine if no thread did. Returns ENGINE_READY, ENGINE_FAILED or ENGINE_FORKED. */
+enum engine_state engine_load(void);
+
+void engine_enter(void);
+/* Ends a call. Takes over the engine's error text when code is not EBB_OK; returns code. */
+int engine_leave(int code);
+
+/* Records why the engine cannot be used and returns the code: state is not ENGINE_READY. */
+int engine_refuse(enum engine_state state);
+
+/* ---- real.c: the real CUDA runtime -------------------------------------------------------------- */
+
+typedef int cudaError_t;
+typedef void *cudaStream_t;
+typedef void *cudaGraph_t;
+
+enum {
+	cudaSuccess = 0,
+	cudaErrorInvalidValue = 1,
+	cudaErrorMemoryAllocation = 2,
+	cudaErrorSharedObjectSymbolNotFound = 302,
+	cudaErrorSharedObjectInitFailed = 303,
+	cudaErrorIllegalState = 401,
+	cudaErrorStreamCaptureUnsupported = 900,
+	cudaErrorUnknown = 999,
+};
+
+/* Functions of one CUDA runtime; null where it has none of that name. */
+struct real {
+	struct real *next;
+	void *handle;
+	cudaError_t (*cudaMalloc)(void **, size_t);
+	cudaError_t (*cudaFree)(void *);
+	cudaError_t (*cudaGetDevice)(int *);
+	cudaError_t (*cudaGetLastError)(void);
+	cudaError_t (*cudaHostGetFlags)(unsigned int *, void *);
+	cudaError_t (*cudaStreamIsCapturing)(cudaStream_t, int *);
+	cudaError_t (*cudaStreamBeginCapture)(cudaStream_t, int);
+	cudaError_t (*cudaStreamBeginCaptureToGraph)(cudaStream_t, cudaGraph_t, const void *, const void *,
+						     size_t, int);
+	cudaError_t (*cudaStreamEndCapture)(cudaStream_t, cudaGraph_t *);
+};
+
+/* The runtime that the code at this return address uses. Never null and never this library: with
+ * no runtime loaded, all its functions are null. */
+const struct real *real_for(const void *caller);
+/* Says once that the runtime lacks a function, and returns the error for it. */
+cudaError_t real_missing(const char *function);
+
+/* ---- capture.c ---------------------------------------------------------------------------------- */
+
+/* Number of stream captures under way in the process. */
+int captures_under_way(void);
+
+#endif
