@@ -82,8 +82,9 @@ type Engine struct {
 func Start(c Config) (*Engine, error) {
 	runtime.GOMAXPROCS(min(goProcs, runtime.NumCPU()))
 	debug.SetMemoryLimit(goHeapBytes)
-	if c.ChunkBytes == 0 {
-		return nil, fmt.Errorf("%w: the staging chunk is 0 bytes", ErrInvalid)
+	block, blocks, workers := staging.Layout(c.ChunkBytes, maxWorkers, maxBlock)
+	if blocks == 0 {
+		return nil, fmt.Errorf("%w: a staging chunk of %d bytes is too small, at least %d are needed", ErrInvalid, c.ChunkBytes, uint64(staging.MinChunk))
 	}
 	self, err := rankdir.Self()
 	if err != nil {
@@ -95,7 +96,6 @@ func Start(c Config) (*Engine, error) {
 	}
 	e := &Engine{drv: drv, config: c, table: alloc.New(), devices: map[int]*deviceState{}}
 	e.log = log.New(fdWriter(c.LogFD), logPrefix(c.Identity), 0)
-	block, _, workers := staging.Layout(c.ChunkBytes, maxWorkers, maxBlock)
 	e.block, e.workers = block, workers
 	if c.Lease != "" {
 		if e.lease, err = rankdir.HoldLease(c.Lease); err != nil {

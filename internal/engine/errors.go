@@ -6,6 +6,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/staging"
 	"github.com/ebb-offload/ebb/internal/store"
 )
 
@@ -81,6 +82,7 @@ func Code(err error) int {
 		{ErrDeviceFault, CodeDeviceFault},
 		{ErrDeviceMemory, CodeDeviceMemory},
 		{store.ErrHostMemory, CodeHostMemory},
+		{staging.ErrHostMemory, CodeHostMemory},
 		{store.ErrNoSpace, CodeNoSpace},
 		{store.ErrLost, CodeCorrupt},
 		{store.ErrAbsent, CodeCorrupt},
