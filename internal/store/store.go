@@ -9,6 +9,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 )
 
 // Store makes backings. All methods may be called from any goroutine.
@@ -28,12 +29,14 @@ type Store interface {
 // call under way.
 type Backing interface {
 	// Reserve takes the room for all size bytes (file extents, host pages), so that a lack of
-	// it shows before anything is copied. Idempotent; room is kept until Release.
+	// it shows before anything is copied. Idempotent; room is kept until Release. Room that
+	// someone else took away (a file removed by a launcher that empties its directory) is
+	// taken again, with all blocks absent: call it for memory that is still on the device.
 	Reserve() error
 	// WriteBlock stores p as the block that begins at byte off of the allocation; off is a
 	// multiple of the store's block size. p is a whole block, or shorter for the last one.
-	// The memory behind p[:cap(p)] reaches to the next multiple of 4096: the store may
-	// overwrite p[len(p):] with zeros and write it too.
+	// p begins at a multiple of 4096 in memory, and p[:cap(p)] reaches to the next one: the
+	// store may overwrite p[len(p):] with zeros and write it too.
 	WriteBlock(off uint64, p []byte) error
 	// ReadBlock fills p with the block at off, which must be stored (ErrAbsent). The same
 	// rule for p's capacity holds.
@@ -47,11 +50,15 @@ type Backing interface {
 	// or nil when blocks must go through WriteBlock and ReadBlock. A user that writes to it
 	// directly calls MarkStored for each block written. Valid from Reserve to Release.
 	Memory() []byte
+	// Pointer is the address of byte off in host memory, whether or not devices can copy to
+	// it; ErrNoMemory when the backing has none now. Valid until Release.
+	Pointer(off uint64) (unsafe.Pointer, error)
 	// MarkStored sets a block of Memory to stored.
 	MarkStored(off uint64)
 	// Where names the backing for people: "file /x/ebb-….bak" or "host memory".
 	Where() string
-	// Release gives back all room. Idempotent.
+	// Release gives back all room; other calls fail from then on. Idempotent. After an error
+	// it can be called again.
 	Release() error
 }
 
@@ -70,6 +77,7 @@ var (
 	ErrHostMemory = errors.New("not enough host memory")
 	ErrIO         = errors.New("I/O error")
 	ErrLost       = errors.New("backup file is gone") // removed or replaced by someone else
+	ErrNoMemory   = errors.New("the backing holds no host memory now")
 )
 
 // NoSpaceError says how much room was needed and free in a directory, in bytes.
