@@ -1,0 +1,184 @@
+/*
+ * exports.c: the functions of ebb_engine.h, with exactly its types. Each calls its Go twin (ebbGo…).
+ * The functions that need no engine, version and last error, are here as a whole.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "exports.h"
+
+#include "_cgo_export.h"
+
+/* ---- error text ------------------------------------------------------------------------ */
+
+/* A thread's last error lies on the heap, behind a key whose destructor frees it when the thread
+ * ends. (Not _Thread_local: Go libraries use static TLS, and a C library has little of it left for
+ * libraries loaded later.) */
+struct last_error {
+	size_t len;
+	char text[EBB_ERROR_BYTES];
+};
+
+static pthread_key_t key;
+static int key_made;
+static pthread_once_t key_once = PTHREAD_ONCE_INIT;
+
+static void make_key(void)
+{
+	key_made = pthread_key_create(&key, free) == 0;
+}
+
+static struct last_error *thread_error(void)
+{
+	pthread_once(&key_once, make_key);
+	return key_made ? pthread_getspecific(key) : NULL;
+}
+
+void ebb_set_last_error(const char *text, size_t len)
+{
+	struct last_error *e = thread_error();
+	if (!e && key_made && (e = malloc(sizeof *e)) && pthread_setspecific(key, e) != 0) {
+		free(e);
+		e = NULL;
+	}
+	if (!e)
+		return; /* no memory for the text: the code has to do */
+	e->len = len < EBB_ERROR_BYTES ? len : EBB_ERROR_BYTES - 1;
+	memcpy(e->text, text, e->len);
+	e->text[e->len] = 0;
+}
+
+static int refuse(const char *text)
+{
+	ebb_set_last_error(text, strlen(text));
+	return EBB_ERR_INVALID;
+}
+
+size_t ebb_engine_last_error(char *buf, size_t cap)
+{
+	const struct last_error *e = thread_error();
+	size_t len = e ? e->len : 0;
+	if (buf && cap > 0) {
+		size_t n = len < cap ? len : cap - 1;
+		if (n > 0)
+			memcpy(buf, e->text, n);
+		buf[n] = 0;
+	}
+	return len;
+}
+
+/* ---- version --------------------------------------------------------------------------- */
+
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+
+/* "1u" as a number of the text: without its suffix. */
+static char version[sizeof TEXT(EBB_ENGINE_ABI) " " EBB_VERSION];
+static pthread_once_t version_once = PTHREAD_ONCE_INIT;
+
+static void make_version(void)
+{
+	snprintf(version, sizeof version, "%u %s", EBB_ENGINE_ABI, EBB_VERSION);
+}
+
+const char *ebb_engine_version(void)
+{
+	pthread_once(&version_once, make_version);
+	return version;
+}
+
+/* ---- the engine ------------------------------------------------------------------------ */
+
+int ebb_engine_start(const ebb_engine_config *config)
+{
+	return ebbGoStart((ebb_engine_config *)config);
+}
+
+int ebb_engine_malloc(void **ptr, size_t size, int device, const ebb_engine_region *region, uint64_t margin)
+{
+	if (!ptr)
+		return refuse("malloc: ptr is null");
+	uintptr_t address = 0;
+	int code = ebbGoMalloc(&address, size, device, (ebb_engine_region *)region, margin);
+	*ptr = (void *)address;
+	return code;
+}
+
+int ebb_engine_free(void *ptr, int capture_active)
+{
+	return ebbGoFree((uintptr_t)ptr, capture_active);
+}
+
+/* A caller built against another version has a shorter or longer ebb_result: only whole fields
+ * that it has are written, and struct_size stays as it set it. */
+static int knows_result(const ebb_result *result)
+{
+	return !result || result->struct_size >= sizeof result->struct_size;
+}
+
+static void give_result(ebb_result *result, const ebb_result *all)
+{
+	if (!result)
+		return;
+	size_t field = sizeof result->struct_size; /* every field has this size */
+	size_t n = result->struct_size < sizeof *all ? result->struct_size / field * field : sizeof *all;
+	memcpy((char *)result + field, (const char *)all + field, n - field);
+}
+
+int ebb_engine_pause(const char *const *tags, size_t ntags, const ebb_engine_settings *settings, ebb_result *result)
+{
+	if (!knows_result(result))
+		return refuse("pause: result.struct_size is not set");
+	ebb_result all = {0};
+	int code = ebbGoPause((char **)tags, ntags, (ebb_engine_settings *)settings, &all);
+	give_result(result, &all);
+	return code;
+}
+
+int ebb_engine_resume(const char *const *tags, size_t ntags, const ebb_engine_settings *settings, ebb_result *result)
+{
+	if (!knows_result(result))
+		return refuse("resume: result.struct_size is not set");
+	ebb_result all = {0};
+	int code = ebbGoResume((char **)tags, ntags, (ebb_engine_settings *)settings, &all);
+	give_result(result, &all);
+	return code;
+}
+
+int ebb_engine_backup_pointer(const void *gpu, uint64_t size, void **host)
+{
+	if (!host)
+		return refuse("backup pointer: host is null");
+	*host = NULL;
+	return ebbGoBackupPointer((uintptr_t)gpu, size, host);
+}
+
+int ebb_engine_status(char *buf, size_t cap, size_t *need)
+{
+	if (!buf && cap > 0)
+		return refuse("status: buf is null");
+	return ebbGoStatus(buf, cap, need);
+}
+
+void ebb_engine_shutdown(void)
+{
+	ebbGoShutdown();
+}
+
+/* ---- the contract ---------------------------------------------------------------------- */
+
+#define AS_DECLARED(name)                                                                         \
+	_Static_assert(__builtin_types_compatible_p(__typeof__(&ebb_engine_##name), ebb_engine_##name##_fn), \
+		       "ebb_engine_" #name " differs from ebb_engine.h")
+AS_DECLARED(start);
+AS_DECLARED(version);
+AS_DECLARED(malloc);
+AS_DECLARED(free);
+AS_DECLARED(pause);
+AS_DECLARED(resume);
+AS_DECLARED(backup_pointer);
+AS_DECLARED(status);
+AS_DECLARED(last_error);
+AS_DECLARED(shutdown);

@@ -1,0 +1,15 @@
+/*
+ * exports.h: what the two layers of this library, exports.c and Go, agree on.
+ */
+#ifndef EBB_EXPORTS_H
+#define EBB_EXPORTS_H
+
+#include "../../abi/ebb_engine.h"
+
+/* Longest error text that is kept of a thread, in bytes with the final zero. */
+#define EBB_ERROR_BYTES 4096
+
+/* Makes text the calling thread's last error. */
+void ebb_set_last_error(const char *text, size_t len);
+
+#endif

@@ -1,0 +1,97 @@
+package main
+
+// #include "exports.h"
+import "C"
+
+import (
+	"fmt"
+	"math"
+	"time"
+	"unsafe"
+
+	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/engine"
+)
+
+// This file makes Go values of C's, and refuses what the header does not allow.
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{engine.ErrInvalid}, args...)...)
+}
+
+func configOf(c *C.ebb_engine_config) (engine.Config, error) {
+	if c == nil {
+		return engine.Config{}, invalid("config is null")
+	}
+	if c.abi != C.EBB_ENGINE_ABI || c.struct_size != C.sizeof_ebb_engine_config {
+		return engine.Config{}, invalid("libebb.so speaks version %d of the interface (config of %d bytes), this engine version %d (%d bytes): install both libraries from one build",
+			c.abi, c.struct_size, C.EBB_ENGINE_ABI, C.sizeof_ebb_engine_config)
+	}
+	if c.log_fd >= 0 && c.log_fd <= 2 {
+		return engine.Config{}, invalid("log descriptor %d belongs to the host process", c.log_fd)
+	}
+	return engine.Config{
+		LogFD:      int(c.log_fd),
+		ChunkBytes: uint64(c.chunk_bytes),
+		Driver:     C.GoString(c.driver),
+		Lease:      C.GoString(c.lease),
+		Identity:   C.GoString(c.identity),
+	}, nil
+}
+
+func regionOf(r *C.ebb_engine_region) (engine.Region, error) {
+	if r == nil || r.tag == nil {
+		return engine.Region{}, invalid("region or tag is null")
+	}
+	return engine.Region{Tag: C.GoString(r.tag), Backup: alloc.Backup(r.backup), Mmap: r.cpu_mmap != 0}, nil
+}
+
+// tagsOf copies the tags; none means all allocations.
+func tagsOf(tags **C.char, n C.size_t) ([]string, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	if tags == nil {
+		return nil, invalid("tags is null")
+	}
+	names := make([]string, 0, n)
+	for i, tag := range unsafe.Slice(tags, int(n)) {
+		if tag == nil {
+			return nil, invalid("tag %d is null", i)
+		}
+		names = append(names, C.GoString(tag))
+	}
+	return names, nil
+}
+
+func settingsOf(s *C.ebb_engine_settings) (engine.Settings, error) {
+	if s == nil {
+		return engine.Settings{}, invalid("settings is null")
+	}
+	return engine.Settings{
+		DiskDir:       C.GoString(s.disk_dir),
+		RetainCPU:     s.retain_cpu_backup != 0,
+		CaptureActive: s.capture_active != 0,
+		ResumeWait:    duration(float64(s.resume_wait_s)),
+	}, nil
+}
+
+// duration is a time in seconds; what is negative or no number is 0, what is too long the longest.
+func duration(seconds float64) time.Duration {
+	switch {
+	case !(seconds > 0):
+		return 0
+	case seconds >= math.MaxInt64/float64(time.Second):
+		return math.MaxInt64
+	}
+	return time.Duration(seconds * float64(time.Second))
+}
+
+func putResult(out *C.ebb_result, r engine.Result) {
+	out.allocations = C.uint64_t(r.Allocations)
+	out.bytes = C.uint64_t(r.Bytes)
+	out.device_bytes = C.uint64_t(r.DeviceBytes)
+	out.host_bytes = C.uint64_t(r.HostBytes)
+	out.disk_bytes = C.uint64_t(r.DiskBytes)
+	out.nanoseconds = C.uint64_t(r.Duration.Nanoseconds())
+}
