@@ -37,8 +37,6 @@ softgpu: ## the software CUDA driver: dist/lib/softgpu
 .PHONY: shim
 shim: ## the preloaded C library: dist/lib/libebb.so
 	@$(MAKE) -C shim
-	@mkdir -p $(DIST)/lib/torch_memory_saver
-	@ln -sfn ../libebb.so $(DIST)/lib/torch_memory_saver/libebb.so
 
 # Go decides what is out of date, by content. The header that Go writes stays in build/: the
 # contract is abi/ebb_engine.h. install -C leaves an unchanged library alone, and replaces a

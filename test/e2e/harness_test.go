@@ -104,7 +104,7 @@ func (n *node) process(t *testing.T, name string, args ...string) *exec.Cmd {
 		"PATH=" + os.Getenv("PATH"),
 		"HOME=" + os.Getenv("HOME"),
 		"LC_ALL=C.UTF-8",
-		"PYTHONPATH=" + testdir,
+		"PYTHONPATH=" + testdir + ":" + filepath.Join(root, "test/python"),
 		"PYTHONDONTWRITEBYTECODE=1",
 		"LD_LIBRARY_PATH=" + lib("softgpu"),
 		"SOFTGPU_NODE=" + n.name,
