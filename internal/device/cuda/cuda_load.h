@@ -90,4 +90,16 @@ static inline struct ebb_cuda *ebb_cuda_load(const char *library, char *why, siz
 	return cuda;
 }
 
+/* softgpu's own function (softgpu/softgpu_test.h), which no other driver has. */
+enum fault_result { FAULT_SET, FAULT_UNREADABLE, FAULT_NOT_SOFTGPU };
+
+static inline enum fault_result set_software_fault(const struct ebb_cuda *cuda, const char *spec)
+{
+	int (*set)(const char *spec);
+	*(void **)&set = dlsym(cuda->library, "softgpu_set_fault");
+	if (!set)
+		return FAULT_NOT_SOFTGPU;
+	return set(spec) == 0 ? FAULT_SET : FAULT_UNREADABLE;
+}
+
 #endif
