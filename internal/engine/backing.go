@@ -115,9 +115,9 @@ func (e *Engine) BackupPointer(addr mem.Addr, size uint64) (unsafe.Pointer, erro
 	if backing == nil {
 		return nil, fmt.Errorf("%w: %v has no backup now: it is not paused, and none was retained", ErrState, a)
 	}
-	m, ok := backing.(store.InMemory)
-	if !ok {
-		return nil, fmt.Errorf("%w: the backup of %v is not in host memory (%s)", ErrState, a, backing.Where())
+	p, err := backing.Pointer(uint64(addr - a.Base))
+	if err != nil {
+		return nil, fmt.Errorf("%w: backup of %v: %w", ErrState, a, err)
 	}
-	return unsafe.Pointer(&m.HostMemory()[addr-a.Base]), nil
+	return p, nil
 }

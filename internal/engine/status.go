@@ -99,7 +99,7 @@ func (e *Engine) Status() []byte {
 		s.Tags = append(s.Tags, ts)
 	}
 	files := e.backings.files.Usage()
-	s.Disk = DiskStatus{Files: files.Files, Bytes: files.DiskBytes, Direct: files.Direct}
+	s.Disk = DiskStatus{Files: files.Files, Bytes: files.DiskBytes, Direct: !files.Buffered}
 	s.HostBytes = e.backings.pinned.Usage().HostBytes + e.backings.mmap.Usage().HostBytes
 	e.mu.Lock()
 	s.Disk.Dir, s.StagingBytes = e.diskDir, e.stagingSize

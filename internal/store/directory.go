@@ -71,6 +71,7 @@ func (s *Files) enter(path string) (*directory, error) {
 	// backing refers to it.
 	d := &directory{path: path, fd: fd, dev: st.Dev, ino: st.Ino, refs: 1}
 	d.refused = func(call string, err error) {
+		s.buffered.Store(true)
 		s.warn(path, "direct", "%s: no direct I/O here (%s with O_DIRECT: %v); going on through the page cache, emptying it as it goes", path, call, err)
 	}
 	s.dirs[path] = d

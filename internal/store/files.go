@@ -33,12 +33,13 @@ type FilesOptions struct {
 // Locks, in the order they are taken: fileBacking.mu; diskFile.opening or directory.proving;
 // then one of Files.dirMu, Files.mu and fdCache.mu, which are never held together.
 type Files struct {
-	options FilesOptions
-	sys     system
-	fds     *fdCache
-	seq     atomic.Uint64
-	bytes   atomic.Int64 // of all files
-	files   atomic.Int64
+	options  FilesOptions
+	sys      system
+	fds      *fdCache
+	seq      atomic.Uint64
+	bytes    atomic.Int64 // of all files
+	files    atomic.Int64
+	buffered atomic.Bool // some directory refused direct I/O
 
 	mu       sync.Mutex // guards the fields below
 	closed   bool
@@ -94,7 +95,7 @@ func checkSizes(block, size uint64) error {
 
 // Usage implements Store.
 func (s *Files) Usage() Usage {
-	return Usage{DiskBytes: uint64(s.bytes.Load()), Files: int(s.files.Load())}
+	return Usage{DiskBytes: uint64(s.bytes.Load()), Files: int(s.files.Load()), Buffered: s.buffered.Load()}
 }
 
 // Close implements Store. A file that could not be removed is tried again by the next call.

@@ -67,6 +67,7 @@ type Usage struct {
 	HostBytes uint64 // host memory held
 	DiskBytes uint64 // bytes of files
 	Files     int
+	Buffered  bool // some directory refused direct I/O
 }
 
 // Errors of this package; wrapped with the backing and the block they concern.
