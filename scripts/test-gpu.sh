@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# Tests ebb on this machine's GPU. Needs what `make build` puts into dist/ (build it anywhere),
+# Python with PyTorch, and a directory on a real disk; no Go, no compiler, no network.
+#
+#   scripts/test-gpu.sh              everything, in less than 5 minutes
+#   scripts/test-gpu.sh PART...      some of it: train content children throughput demo
+#
+# GPUTEST_DISK  directory for backup files, default build/test-gpu; up to 15 GB are written
+# PYTHON         the Python that has PyTorch, default python3
+# OUT            existing directory for the logs, the report and the table; default: not kept
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+cd "$root"
+python=${PYTHON:-python3}
+tests=$root/test/gpu
+preload=$root/dist/lib/torch_memory_saver/libebb.so
+
+for need in dist/bin/ebb dist/lib/libebb.so dist/lib/libebb-engine.so "${preload#"$root"/}"; do
+	[[ -e $need ]] || { echo "test-gpu: $need is missing (make build)" >&2; exit 2; }
+done
+if ! machine=$("$python" -c '
+import platform, torch
+print(f"{torch.cuda.get_device_name(0)}, PyTorch {torch.__version__}, Python {platform.python_version()}, Linux {platform.release()}")' 2>&1); then
+	echo "test-gpu: PyTorch finds no GPU: ${machine##*$'\n'}" >&2
+	exit 2
+fi
+driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true)
+
+mkdir -p "${GPUTEST_DISK:-build/test-gpu}"
+disk=$(mktemp -d "$(cd "${GPUTEST_DISK:-build/test-gpu}" && pwd)/run-XXXXXX")
+logs=$(mktemp -d)
+export GPUTEST_REPORT=$logs/report
+export PYTHONPATH=$root/test/gpu:$root/test/python PYTHONDONTWRITEBYTECODE=1
+export CUBLAS_WORKSPACE_CONFIG=:4096:8 # PyTorch's deterministic mode wants it
+: >"$GPUTEST_REPORT"
+
+finish() {
+	if [[ -n ${OUT:-} && -d $OUT ]]; then
+		cp "$GPUTEST_REPORT" "$OUT/test-gpu.report"
+		for log in "$logs"/*.log; do [[ -e $log ]] && printf '=== %s\n' "$(basename "$log" .log)" && cat "$log"; done >"$OUT/test-gpu.log" || true
+	fi
+	rm -rf "$logs" "$disk"
+}
+trap finish EXIT
+
+pass() { echo "PASS $1" | tee -a "$GPUTEST_REPORT"; }
+fail() { echo "FAIL $1" | tee -a "$GPUTEST_REPORT"; }
+
+# part NAME SECONDS STATUS COMMAND...: runs a command, which must end with STATUS within SECONDS.
+part() {
+	local name=$1 seconds=$2 want=$3 log begin=$SECONDS said got=0
+	log=$logs/${name//[ ,]/-}.log
+	said=$(wc -l <"$GPUTEST_REPORT")
+	shift 3
+	timeout --kill-after=15 "$seconds" "$@" >"$log" 2>&1 </dev/null || got=$?
+	tail -n +$((said + 1)) "$GPUTEST_REPORT"
+	if [[ $got -ne $want ]]; then
+		tail -n 25 "$log"
+		if [[ $got -eq 124 || ($got -eq 137 && $((SECONDS - begin)) -ge $seconds) ]]; then
+			fail "$name: not done after $seconds s"
+		elif ! tail -n +$((said + 1)) "$GPUTEST_REPORT" | grep -q '^FAIL '; then
+			fail "$name: ended with status $got, want $want"
+		fi
+	fi
+	echo "---- $name: $((SECONDS - begin)) s"
+}
+
+# Prefixes of a command. hooked: under the preloaded library, as an outside launcher sets it up;
+# what is not in a region is not managed. hooked_disk: everything is managed. run_*: `ebb run`.
+hooked=(env LD_PRELOAD="$preload" TMS_DISK_BACKUP_DIR="$disk/hooked" TMS_DISK_BACKUP_CHUNK_MB=256)
+hooked_disk=("${hooked[@]}" TMS_INIT_ENABLE=1 TMS_INIT_ENABLE_DISK_BACKUP=1)
+run_disk=(dist/bin/ebb run --nproc-per-node 1 --device cuda --offload-train --offload-train-target disk
+	--offload-train-disk-dir "$disk/run" --offload-train-disk-chunk-mb 256 --)
+run_cpu=(dist/bin/ebb run --nproc-per-node 1 --device cuda --offload-train --offload-train-target cpu --)
+
+no_files_left() {
+	local left
+	left=$(find "$disk" -name '*.bak' | wc -l)
+	if [[ $left -eq 0 ]]; then pass "$1: no backup file left"; else fail "$1: $left backup files left"; fi
+	find "$disk" -name '*.bak' -delete
+}
+
+same_losses() {
+	if [[ -s $logs/$2.losses ]] && cmp -s "$logs/reference.losses" "$logs/$2.losses"; then
+		pass "$1: $(wc -l <"$logs/$2.losses") losses identical to the last bit"
+	else
+		fail "$1: losses differ from the run without ebb"
+	fi
+}
+
+train_parts() {
+	local train=("$python" "$tests/train.py")
+	part "train reference" 90 0 "${train[@]}" --losses "$logs/reference.losses"
+
+	part "train disk, ebb run" 120 0 "${run_disk[@]}" "${train[@]}" --name "ebb run, disk" --park-every 6 --losses "$logs/run-disk.losses"
+	same_losses "ebb run, disk" run-disk
+	no_files_left "ebb run, disk"
+
+	part "train disk, preload" 120 0 "${hooked_disk[@]}" "${train[@]}" --name "preload, disk" --park-every 6 --end exit-paused --losses "$logs/hooked-disk.losses"
+	same_losses "preload, disk" hooked-disk
+	no_files_left "preload, disk, exit while paused"
+
+	part "train cpu, ebb run" 120 0 "${run_cpu[@]}" "${train[@]}" --name "ebb run, cpu" --park-every 6 --losses "$logs/run-cpu.losses"
+	same_losses "ebb run, cpu" run-cpu
+
+	part "train disk, exception" 90 1 "${run_disk[@]}" "${train[@]}" --name "exception" --steps 2 --park-every 2 --end exception --losses "$logs/exception.losses"
+	no_files_left "exception while paused"
+	part "train disk, SIGKILL" 90 137 "${run_disk[@]}" "${train[@]}" --name "SIGKILL" --steps 2 --park-every 2 --end kill --losses "$logs/kill.losses"
+	if grep -qE 'paused with [1-9][0-9]* files' "$logs/train-disk--SIGKILL.log"; then
+		no_files_left "SIGKILL while paused"
+	else
+		fail "SIGKILL while paused: the rank did not get that far"
+	fi
+}
+
+content_parts() {
+	part "content" 100 0 "${hooked[@]}" "$python" "$tests/content.py"
+	no_files_left "content"
+}
+
+children_parts() {
+	part "children" 90 0 "${hooked[@]}" "$python" "$tests/children.py"
+	no_files_left "children"
+}
+
+throughput_parts() {
+	part "throughput disk" 150 0 "${hooked[@]}" "$python" "$tests/throughput.py" disk
+	no_files_left "throughput disk"
+	part "throughput cpu" 90 0 "${hooked[@]}" "$python" "$tests/throughput.py" cpu
+	part "throughput cpu, backups retained" 60 0 "${hooked[@]}" "$python" "$tests/throughput.py" cpu-retained
+}
+
+demo_parts() {
+	part "demo" 90 0 "$python" examples/demo/demo_gpu.py
+	local last
+	last=$(tail -n 1 "$logs/demo.log")
+	if [[ $last == "demo: ok "* ]]; then pass "$last"; else fail "demo: last line is: $last"; fi
+}
+
+parts=("$@")
+[[ $# -gt 0 ]] || parts=(train content children throughput demo)
+for name in "${parts[@]}"; do
+	declare -F "${name}_parts" >/dev/null || { echo "test-gpu: no part named $name" >&2; exit 2; }
+	"${name}_parts"
+done
+
+passed=$(grep -c '^PASS ' "$GPUTEST_REPORT" || true)
+failed=$(grep -c '^FAIL ' "$GPUTEST_REPORT" || true)
+table() {
+	echo
+	echo "date      $(date -u +%Y-%m-%d)"
+	echo "machine   $machine${driver:+, driver $driver}"
+	echo "disk      $(df --output=fstype,source "$disk" | tail -n 1 | tr -s ' ')"
+	echo "duration  $SECONDS s"
+	grep '^FIGURE ' "$GPUTEST_REPORT" | sed 's/^FIGURE //' | awk -F': ' '{ printf "%-34s %s\n", $1, $2 }' || true
+	grep '^FAIL ' "$GPUTEST_REPORT" || true
+	echo "test-gpu: $passed passed, $failed failed"
+}
+table | tee "$logs/table"
+[[ -n ${OUT:-} && -d $OUT ]] && cp "$logs/table" "$OUT/test-gpu.txt"
+[[ $failed -eq 0 && $passed -gt 0 ]]

@@ -1,0 +1,73 @@
+"""throughput.py disk|cpu|cpu-retained: parks and resumes random bytes and measures the rate. For
+disk, the raw rate of the same disk is measured beside it: same block size, number of workers and
+file sizes, files already written, raw and ebb in turn within one run.
+"""
+
+import os
+import statistics
+import sys
+
+from gputest import *
+from rawdisk import RawDisk
+
+ROUNDS = 5
+SIZES = [256 * MiB] * 20 + [1 * GiB] + [13 * MiB + 4096] * 40 + [511, 4097, 2 * MiB - 1]
+
+
+def main():
+    kind = sys.argv[1]
+    ebb = Ebb()
+    ebb.lib.tms_set_retain_cpu_backup(kind == "cpu-retained")
+    with ebb.region(tag="bytes", backup="disk" if kind == "disk" else "cpu"):
+        memory = [(malloc(size), size) for size in SIZES]
+    for seed, (address, size) in enumerate(memory):
+        fill_random(view(address, size), seed)
+    total = sum(SIZES)
+    before = [fingerprint(view(address, size)) for address, size in memory]
+    torch.cuda.synchronize()
+
+    # The first cycle makes files, buffers and streams. It is reported by itself.
+    first_pause, first_resume = ebb.must_pause(), ebb.must_resume()
+    status = ebb.status()
+    rates = {name: [] for name in ("pause", "resume", "raw write", "raw read")}
+
+    def measure(name, seconds):
+        rates[name].append(total / seconds / 1e9)
+
+    raw = None
+    try:
+        if kind == "disk":
+            raw = RawDisk(os.environ["TMS_DISK_BACKUP_DIR"], SIZES, status["block_bytes"], status["workers"])
+        for _ in range(ROUNDS):
+            if raw:
+                rates["raw write"].append(raw.total / raw.write() / 1e9)
+            measure("pause", ebb.must_pause().nanoseconds / 1e9)
+            if raw:
+                rates["raw read"].append(raw.total / raw.read() / 1e9)
+            measure("resume", ebb.must_resume().nanoseconds / 1e9)
+    finally:
+        if raw:
+            raw.close()
+
+    with check(f"throughput {kind}: {total / GiB:.1f} GiB unchanged after {ROUNDS + 1} cycles"):
+        after = [fingerprint(view(address, size)) for address, size in memory]
+        wrong = [size for (_, size), a, b in zip(memory, before, after) if a != b]
+        assert not wrong, f"allocations of {wrong} bytes differ"
+    figure(f"{kind} first pause", total / first_pause.nanoseconds, "GB/s")  # bytes per nanosecond
+    figure(f"{kind} first resume", total / first_resume.nanoseconds, "GB/s")
+    for name, values in rates.items():
+        if values:
+            figure(f"{kind} {name} median", statistics.median(values), "GB/s")
+            figure(f"{kind} {name} lowest", min(values), "GB/s")
+            figure(f"{kind} {name} highest", max(values), "GB/s")
+    if raw:
+        figure("disk pause / raw write", statistics.median(rates["pause"]) / statistics.median(rates["raw write"]), "ratio")
+        figure("disk resume / raw read", statistics.median(rates["resume"]) / statistics.median(rates["raw read"]), "ratio")
+        figure("disk block", status["block_bytes"] / MiB, "MiB")
+        figure("disk workers", status["workers"], "threads")
+        figure("disk staging", status["staging_bytes"] / MiB, "MiB")
+    finish()
+
+
+if __name__ == "__main__":
+    main()
