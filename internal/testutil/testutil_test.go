@@ -1,6 +1,7 @@
 package testutil
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,13 +24,13 @@ type failing struct {
 	text string
 }
 
-func (f *failing) Fatalf(format string, args ...any) { f.text = format; panic(f) }
+func (f *failing) Fatalf(format string, args ...any) { f.text = fmt.Sprintf(format, args...); panic(f) }
 func (f *failing) Helper()                           {}
 
 func TestAMissingPartFailsTheTest(t *testing.T) {
 	f := &failing{TB: t}
 	defer func() {
-		if recover() != f || !strings.Contains(f.text, "run %s") {
+		if recover() != f || !strings.Contains(f.text, "run make nothing") {
 			t.Errorf("a missing file did not fail the test with the command that makes it: %q", f.text)
 		}
 	}()
