@@ -1,0 +1,200 @@
+package rankdir
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// State is what became of a directory.
+type State string
+
+const (
+	Live         State = "live"          // a process has it; untouched
+	Reclaimed    State = "reclaimed"     // ebb's files and the directory are gone
+	Reclaimable  State = "reclaimable"   // the same, but for a dry run
+	KeptForeign  State = "kept"          // something stays: see Left and Why
+	NothingThere State = "nothing-there" // only the marker was left
+)
+
+// Report says what was found in one rank directory (or bare directory), and what was removed.
+// In a dry run it says what would be.
+type Report struct {
+	Dir      string   `json:"dir"`
+	Identity Identity `json:"identity,omitzero"` // zero for a bare directory
+	State    State    `json:"state"`
+	HeldBy   int      `json:"held_by,omitempty"` // pid, when live and in this pid namespace
+	Files    []string `json:"files,omitempty"`   // names of data files removed
+	Bytes    uint64   `json:"bytes"`             // disk space they took
+	Left     []string `json:"left,omitempty"`    // names that stay
+	Why      string   `json:"why,omitempty"`     // reason for live and kept
+}
+
+// reclaimer removes what a dead rank left. The entry is locked and the rank dead.
+type reclaimer struct {
+	base   *baseDir
+	marker *marker
+	self   Owner
+	dry    bool
+	// strict: the lease file was missing, so that its locks prove nothing. Then every file's
+	// owner must be known to be dead.
+	strict bool
+
+	proven fileID // set by run: the directory that is there and that ebb made
+}
+
+// run fills in the report. An error means that the state is not known in full.
+func (r *reclaimer) run() (Report, error) {
+	id := r.marker.Identity
+	rep := Report{Dir: id.Path(r.base.path), Identity: id}
+	keep := func(why string) (Report, error) {
+		rep.State, rep.Why = KeptForeign, why
+		return rep, nil
+	}
+	sameBoot := r.marker.Supervisor.BootID == r.self.BootID
+	if !sameBoot && !local(r.base.fd) && r.marker.Host != hostname() {
+		return keep(fmt.Sprintf("made on host %s, and the file system may be shared with it: reclaim it there", r.marker.Host))
+	}
+	same := func(a, b fileID) bool { return a.Ino == b.Ino && (a.Dev == b.Dev || !sameBoot) }
+	if !same(r.marker.Base, r.base.id) {
+		return keep("the marker is of another base directory")
+	}
+
+	job, _, err := openDir(r.base.fd, id.Job, filepath.Dir(rep.Dir))
+	if errors.Is(err, unix.ENOENT) {
+		rep.State = NothingThere
+		return rep, nil
+	}
+	if err != nil {
+		return r.unusable(rep, err)
+	}
+	defer func() { _ = unix.Close(job) }()
+	dir, st, err := openDir(job, id.dirName(), rep.Dir)
+	if errors.Is(err, unix.ENOENT) {
+		rep.State = NothingThere
+		return rep, r.removeJob()
+	}
+	if err != nil {
+		return r.unusable(rep, err)
+	}
+	defer func() { _ = unix.Close(dir) }()
+
+	made := r.marker.RankDir != fileID{}
+	if made && !same(r.marker.RankDir, idOf(st)) {
+		return keep("another directory has taken its place")
+	}
+	// A marker without the directory's identity was written just before the directory was
+	// made: it proves nothing about files.
+	if made {
+		r.proven = idOf(st)
+	}
+	if err := r.files(dir, made, &rep); err != nil {
+		return rep, err
+	}
+	if len(rep.Left) > 0 {
+		return keep(fmt.Sprintf("%d names in it are not ebb's to remove", len(rep.Left)))
+	}
+	rep.State = Reclaimable
+	if r.dry {
+		return rep, nil
+	}
+	var now unix.Stat_t
+	if err := unix.Fstatat(job, id.dirName(), &now, unix.AT_SYMLINK_NOFOLLOW); err != nil || idOf(&now) != idOf(st) {
+		return keep("another directory has taken its place")
+	}
+	switch err := retry(func() error { return unix.Unlinkat(job, id.dirName(), unix.AT_REMOVEDIR) }); {
+	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
+		return keep("files appeared in it meanwhile")
+	case err != nil && !errors.Is(err, unix.ENOENT):
+		return rep, fmt.Errorf("remove directory %s: %w", rep.Dir, err)
+	}
+	rep.State = Reclaimed
+	return rep, r.removeJob()
+}
+
+// unusable reports a directory that is not as ebb made it; other errors are passed on.
+func (r *reclaimer) unusable(rep Report, err error) (Report, error) {
+	var d *DirError
+	if !errors.As(err, &d) {
+		return rep, err
+	}
+	rep.State, rep.Why = KeptForeign, err.Error()
+	return rep, nil
+}
+
+// removeJob removes the job's directory if no rank is left in it.
+func (r *reclaimer) removeJob() error {
+	if r.dry {
+		return nil
+	}
+	job := r.marker.Identity.Job
+	err := retry(func() error { return unix.Unlinkat(r.base.fd, job, unix.AT_REMOVEDIR) })
+	switch {
+	case err == nil, errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST), errors.Is(err, unix.ENOENT):
+		return nil
+	}
+	return fmt.Errorf("remove directory %s: %w", filepath.Join(r.base.path, job), err)
+}
+
+// files removes the data files of the directory. What it may not remove is Left.
+func (r *reclaimer) files(dir int, made bool, rep *Report) error {
+	isLocal := local(dir)
+	mine := func(owner Owner) bool {
+		if r.strict {
+			return Dead(owner, isLocal)
+		}
+		// The lease says that the owner is dead. A process that never got it may yet live.
+		return !Alive(owner)
+	}
+	if !made {
+		mine = func(Owner) bool { return false }
+	}
+	return removeDataFiles(dir, rep, mine, r.dry)
+}
+
+// removeDataFiles removes the files of dir that bear a data file's name, are plain files of
+// this user with one name, and whose owner mine accepts. The other names are Left.
+func removeDataFiles(dir int, rep *Report, mine func(Owner) bool, dry bool) error {
+	list, err := names(dir)
+	if err != nil {
+		return fmt.Errorf("list directory %s: %w", rep.Dir, err)
+	}
+	for _, name := range list {
+		owner, _, ok := ParseDataFile(name)
+		var st unix.Stat_t
+		if ok {
+			err := retry(func() error { return unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) })
+			if errors.Is(err, unix.ENOENT) {
+				continue // removed by its owner meanwhile
+			}
+			if err != nil {
+				return fmt.Errorf("look at %s: %w", filepath.Join(rep.Dir, name), err)
+			}
+			ok = st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1 && int(st.Uid) == os.Geteuid() && mine(owner)
+		}
+		if !ok {
+			rep.Left = append(rep.Left, name)
+			continue
+		}
+		if !dry {
+			err := retry(func() error { return unix.Unlinkat(dir, name, 0) })
+			if err != nil && !errors.Is(err, unix.ENOENT) {
+				return fmt.Errorf("remove %s: %w", filepath.Join(rep.Dir, name), err)
+			}
+		}
+		rep.Files = append(rep.Files, name)
+		rep.Bytes += uint64(st.Blocks) * 512
+	}
+	return nil
+}
+
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return name
+}
