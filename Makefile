@@ -56,7 +56,7 @@ cli: ## the command: dist/bin/ebb
 programs: softgpu ## the demo's programs
 	@$(MAKE) -C examples/demo
 	@mkdir -p $(DIST)/bin
-	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(GO_LDFLAGS)' -o $(DIST)/bin/ebb-demo ./cmd/ebb-demo
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(GO_LDFLAGS)' -o $(DIST)/bin/ebb-demo ./examples/demo
 
 ##@ Run
 
