@@ -1,5 +1,4 @@
 /* api.c: ebb's own functions. They return codes; nothing here writes to stderr or exits. */
-#define _GNU_SOURCE
 #include "shim.h"
 
 #include <math.h>

@@ -4,7 +4,6 @@
  * States: unclaimed -> loading -> ready or failed. The thread that claims the engine (guard.c)
  * loads it, holding no lock; the others wait for the outcome. load_lock guards only that wait.
  */
-#define _GNU_SOURCE
 #include "shim.h"
 
 #include <dlfcn.h>

@@ -5,7 +5,6 @@
  * hang there. The owner is known by its process id, and a fork marks the child as well: in a new
  * pid namespace a child may have its parent's number.
  */
-#define _GNU_SOURCE
 #include "shim.h"
 
 #include <pthread.h>

@@ -1,5 +1,4 @@
 /* log.c: one line to stderr, whatever state stderr is in. */
-#define _GNU_SOURCE
 #include "shim.h"
 
 #include <errno.h>

@@ -10,7 +10,6 @@
  * take its lock, which another thread may hold for as long as an import lasts. The tables only
  * grow and are read and written without a lock, which also makes them safe in a forked child.
  */
-#define _GNU_SOURCE
 #include "shim.h"
 
 #include <dlfcn.h>

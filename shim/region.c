@@ -2,7 +2,6 @@
  * region.c: what each thread keeps for itself: region, tag and backup settings, and its last
  * error. Only the owning thread touches its own, so there is no lock here.
  */
-#define _GNU_SOURCE
 #include "shim.h"
 
 #include <pthread.h>

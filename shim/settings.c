@@ -1,5 +1,4 @@
 /* settings.c: settings of the whole process, from the environment and from calls. */
-#define _GNU_SOURCE
 #include "shim.h"
 
 #include <errno.h>

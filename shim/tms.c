@@ -5,7 +5,6 @@
  * cannot come back ends here rather than fault at a random place later. The two _exit calls of
  * this file are the only ones in ebb that end the host process.
  */
-#define _GNU_SOURCE
 #include "shim.h"
 
 #include <unistd.h>

@@ -1,0 +1,177 @@
+/* ebb_pause, ebb_resume, ebb_status, ebb_last_error and the backup pointer. */
+#include "harness.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static void without_an_engine(void)
+{
+	ebb_result result = {.struct_size = sizeof(result), .bytes = 1, .nanoseconds = 1};
+	const char *tags[] = {"weights"};
+	char text[256];
+
+	EXPECT(strcmp(ebb_version(), EBB_VERSION) == 0);
+	EXPECT(ebb_pause(NULL, 0, &result) == EBB_OK);
+	EXPECT(result.struct_size == sizeof(result) && result.bytes == 0 && result.nanoseconds == 0);
+	EXPECT(ebb_resume(NULL, 0, -1, &result) == EBB_OK);
+	EXPECT(ebb_pause(tags, 1, NULL) == EBB_ERR_UNKNOWN_TAG);
+	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strstr(text, "\"weights\"") != NULL);
+	EXPECT(ebb_resume(tags, 1, 0, NULL) == EBB_ERR_UNKNOWN_TAG);
+	EXPECT(engine_seen() == NULL);
+}
+
+static void status_without_an_engine(void)
+{
+	char text[512], wanted[64], cut[8];
+	size_t need = 0;
+
+	EXPECT(ebb_status(NULL, 0, &need) == EBB_OK && need > 0 && need < sizeof(text));
+	EXPECT(ebb_status(text, sizeof(text), NULL) == EBB_OK && strlen(text) == need);
+	snprintf(wanted, sizeof(wanted), "{\"version\":\"%s\",\"pid\":%d,", EBB_VERSION, (int)getpid());
+	EXPECT(strncmp(text, wanted, strlen(wanted)) == 0);
+	EXPECT(strstr(text, "\"allocations\":0,") != NULL && strstr(text, "\"tags\":[]}") != NULL);
+	EXPECT(ebb_status(cut, sizeof(cut), &need) == EBB_OK);
+	EXPECT(need == strlen(text) && strlen(cut) == sizeof(cut) - 1 && strncmp(text, cut, strlen(cut)) == 0);
+	EXPECT(engine_seen() == NULL);
+}
+
+static void status_is_the_engines(void)
+{
+	char text[64];
+	size_t need;
+
+	managed_malloc(1);
+	EXPECT(ebb_status(text, sizeof(text), &need) == EBB_OK);
+	EXPECT(strcmp(text, "{\"fake\":true}") == 0 && need == strlen(text));
+}
+
+static void tags_and_results_reach_the_engine(void)
+{
+	const char *tags[] = {"weights", "kv"};
+	ebb_result result = {.struct_size = sizeof(result), .bytes = 1};
+
+	managed_malloc(1);
+	EXPECT(ebb_pause(tags, 2, &result) == EBB_OK);
+	EXPECT(engine_seen()->ntags == 2);
+	EXPECT(strcmp(engine_seen()->tags[0], "weights") == 0 && strcmp(engine_seen()->tags[1], "kv") == 0);
+	EXPECT(result.allocations == 7 && result.bytes == 0);
+	EXPECT(tms_resume("") == EBB_OK);
+	EXPECT(engine_seen()->ntags == 0);
+	EXPECT(tms_resume("kv") == EBB_OK);
+	EXPECT(engine_seen()->ntags == 1 && strcmp(engine_seen()->tags[0], "kv") == 0);
+}
+
+static void arguments_that_make_no_sense(void)
+{
+	const char *tags[] = {"weights", NULL};
+	ebb_result result = {.struct_size = 0};
+	char text[8];
+
+	managed_malloc(1);
+	EXPECT(ebb_pause(NULL, 2, NULL) == EBB_ERR_INVALID);
+	EXPECT(ebb_pause(tags, 2, NULL) == EBB_ERR_INVALID);
+	EXPECT(ebb_resume(tags, 2, 0, NULL) == EBB_ERR_INVALID);
+	EXPECT(ebb_resume(NULL, 0, NAN, NULL) == EBB_ERR_INVALID);
+	EXPECT(ebb_pause(NULL, 0, &result) == EBB_ERR_INVALID);
+	EXPECT(ebb_status(NULL, 8, NULL) == EBB_ERR_INVALID);
+	EXPECT(ebb_last_error(text, sizeof(text)) > 0);
+	EXPECT(engine_seen()->pauses == 0 && engine_seen()->resumes == 0 && engine_seen()->statuses == 0);
+}
+
+/* A caller built with an older, shorter ebb_result. */
+static void a_shorter_result_is_not_overrun(void)
+{
+	struct {
+		uint64_t struct_size, allocations, not_ours;
+	} old = {.struct_size = offsetof(ebb_result, bytes), .allocations = 1, .not_ours = 42};
+
+	EXPECT(ebb_pause(NULL, 0, (ebb_result *)(void *)&old) == EBB_OK);
+	EXPECT(old.struct_size == offsetof(ebb_result, bytes) && old.allocations == 0 && old.not_ours == 42);
+}
+
+/* A caller built with a newer, longer one. */
+static void a_longer_result_is_accepted(void)
+{
+	struct {
+		ebb_result known;
+		uint64_t later;
+	} newer = {.known = {.struct_size = sizeof(newer), .bytes = 1}, .later = 42};
+
+	EXPECT(ebb_pause(NULL, 0, &newer.known) == EBB_OK);
+	EXPECT(newer.known.struct_size == sizeof(newer) && newer.known.bytes == 0 && newer.later == 42);
+}
+
+static void waits(void)
+{
+	managed_malloc(1);
+	EXPECT(ebb_resume(NULL, 0, -1, NULL) == EBB_OK);
+	EXPECT(engine_seen()->resume_wait_s == 2.5);
+	EXPECT(ebb_resume(NULL, 0, 0, NULL) == EBB_OK);
+	EXPECT(engine_seen()->resume_wait_s == 0);
+	EXPECT(ebb_resume(NULL, 0, 60, NULL) == EBB_OK);
+	EXPECT(engine_seen()->resume_wait_s == 60);
+	EXPECT(tms_resume(NULL) == EBB_OK);
+	EXPECT(engine_seen()->resume_wait_s == 2.5);
+}
+
+static void expect_no_error(void)
+{
+	EXPECT(ebb_last_error(NULL, 0) == 0);
+}
+
+static void the_last_error_is_per_thread(void)
+{
+	const char *tags[] = {"nobody's"};
+	char text[256], cut[5];
+
+	EXPECT(ebb_last_error(text, sizeof(text)) == 0 && text[0] == '\0');
+	EXPECT(ebb_pause(tags, 1, NULL) == EBB_ERR_UNKNOWN_TAG);
+	size_t length = ebb_last_error(text, sizeof(text));
+	EXPECT(length == strlen(text) && length > sizeof(cut));
+	EXPECT(ebb_last_error(cut, sizeof(cut)) == length);
+	EXPECT(strlen(cut) == sizeof(cut) - 1 && strncmp(cut, text, strlen(cut)) == 0);
+	EXPECT(ebb_last_error(NULL, 0) == length);
+	in_thread(expect_no_error);
+}
+
+static void backup_pointers(void)
+{
+	char text[256];
+	uint8_t *gpu = (uint8_t *)0x1000;
+
+	EXPECT(tms_get_cpu_backup_pointer(gpu, 64) == NULL);
+	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strstr(text, "not managed") != NULL);
+	managed_malloc(1);
+	EXPECT(tms_get_cpu_backup_pointer(gpu, 64) == (uint8_t *)(uintptr_t)(0xB0000000u + 64));
+}
+
+static void no_backup_pointer(void)
+{
+	char text[256];
+
+	managed_malloc(1);
+	EXPECT(tms_get_cpu_backup_pointer((uint8_t *)0x1000, 64) == NULL);
+	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strcmp(text, "FAKE_POINTER_CODE said so") == 0);
+}
+
+CASES(
+	{.says = "without an engine there is nothing to pause, and no tag is known", .run = without_an_engine},
+	{.says = "without an engine the status says so, and is cut to the room there is",
+	 .run = status_without_an_engine},
+	{.says = "with an engine the status is the engine's", .run = status_is_the_engines},
+	{.says = "tags and results pass between caller and engine", .run = tags_and_results_reach_the_engine},
+	{.says = "arguments that make no sense are refused before the engine sees them",
+	 .run = arguments_that_make_no_sense},
+	{.says = "a shorter result is not written beyond its size", .run = a_shorter_result_is_not_overrun},
+	{.says = "a longer result is accepted", .run = a_longer_result_is_accepted},
+	{.says = "a negative time to wait, and tms_resume, mean EBB_RESUME_WAIT",
+	 .run = waits,
+	 .env = {"EBB_RESUME_WAIT=2.5"}},
+	{.says = "the last error is per thread, cut to the room there is", .run = the_last_error_is_per_thread},
+	{.says = "the backup pointer is the engine's; before any engine nothing is managed", .run = backup_pointers},
+	{.says = "without a backup the pointer is null and the reason is the last error",
+	 .run = no_backup_pointer,
+	 .env = {"FAKE_POINTER_CODE=3"}});

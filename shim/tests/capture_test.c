@@ -1,0 +1,109 @@
+/* Stream captures: counted, so that the engine can refuse what would spoil them. */
+#include "harness.h"
+
+#include <string.h>
+
+extern struct fake_cudart fake_cudart_13;
+
+static struct fake_stream a, b;
+static void *graph;
+
+/* What the engine is told: the number of captures under way. */
+static int captures_seen(void)
+{
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK);
+	return engine_seen()->capture_active;
+}
+
+static void captures_are_counted(void)
+{
+	managed_malloc(1);
+	EXPECT(captures_seen() == 0);
+	EXPECT(cudaStreamBeginCapture(&a, 0) == cudaSuccess);
+	EXPECT(captures_seen() == 1);
+	EXPECT(cudaStreamBeginCaptureToGraph(&b, NULL, NULL, NULL, 0, 0) == cudaSuccess);
+	EXPECT(captures_seen() == 2);
+	EXPECT(cudaStreamEndCapture(&a, &graph) == cudaSuccess);
+	EXPECT(cudaStreamEndCapture(&b, &graph) == cudaSuccess);
+	EXPECT(captures_seen() == 0);
+}
+
+static void failed_calls_do_not_count(void)
+{
+	managed_malloc(1);
+	fake_cudart_13.begin_error = 1;
+	EXPECT(cudaStreamBeginCapture(&a, 0) == 1);
+	EXPECT(cudaStreamBeginCaptureToGraph(&a, NULL, NULL, NULL, 0, 0) == 1);
+	EXPECT(captures_seen() == 0);
+	fake_cudart_13.begin_error = 0;
+
+	EXPECT(cudaStreamBeginCapture(&a, 0) == cudaSuccess);
+	EXPECT(cudaStreamBeginCapture(&a, 0) == cudaErrorIllegalState); /* it is being captured */
+	EXPECT(captures_seen() == 1);
+	EXPECT(cudaStreamEndCapture(&b, &graph) == cudaErrorIllegalState); /* it is not */
+	EXPECT(captures_seen() == 1);
+	a.other_thread = true;
+	EXPECT(cudaStreamEndCapture(&a, &graph) == cudaErrorStreamCaptureWrongThread);
+	EXPECT(captures_seen() == 1);
+	a.other_thread = false;
+	EXPECT(cudaStreamEndCapture(&a, &graph) == cudaSuccess);
+	EXPECT(captures_seen() == 0);
+}
+
+static void an_invalidated_capture_ends(void)
+{
+	managed_malloc(1);
+	EXPECT(cudaStreamBeginCapture(&a, 0) == cudaSuccess);
+	a.status = 2;
+	EXPECT(captures_seen() == 1);
+	EXPECT(cudaStreamEndCapture(&a, &graph) == cudaErrorStreamCaptureInvalidated);
+	EXPECT(captures_seen() == 0);
+}
+
+static void the_count_never_goes_below_zero(void)
+{
+	managed_malloc(1);
+	a.status = 1; /* begun through the driver */
+	EXPECT(cudaStreamEndCapture(&a, &graph) == cudaSuccess);
+	EXPECT(captures_seen() == 0);
+	EXPECT(cudaStreamBeginCapture(&a, 0) == cudaSuccess);
+	EXPECT(captures_seen() == 1);
+}
+
+static void managed_memory_is_not_freed_in_a_capture(void)
+{
+	void *managed = managed_malloc(1), *other;
+	char text[64];
+
+	EXPECT(cudaMalloc(&other, 1) == cudaSuccess);
+	EXPECT(cudaStreamBeginCapture(&a, 0) == cudaSuccess);
+	EXPECT(cudaFree(managed) == cudaErrorStreamCaptureUnsupported);
+	EXPECT(engine_seen()->free_capture_active == 1);
+	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strstr(text, "capture") != NULL);
+	EXPECT(fake_cudart_13.frees == 0);
+	EXPECT(cudaFree(other) == cudaSuccess); /* the runtime decides about its own */
+	EXPECT(fake_cudart_13.last_freed == other);
+	EXPECT(cudaStreamEndCapture(&a, &graph) == cudaSuccess);
+	EXPECT(cudaFree(managed) == cudaSuccess);
+	EXPECT(engine_seen()->frees == 1);
+}
+
+static void no_context_is_made_in_a_capture(void)
+{
+	EXPECT(cudaStreamBeginCapture(&a, 0) == cudaSuccess);
+	managed_malloc(1);
+	EXPECT(fake_cudart_13.contexts == 0);
+	EXPECT(cudaStreamEndCapture(&a, &graph) == cudaSuccess);
+	managed_malloc(1);
+	EXPECT(fake_cudart_13.contexts == 1);
+}
+
+CASES(
+	{.says = "captures under way are counted", .run = captures_are_counted},
+	{.says = "a begin or an end that fails leaves the count as it is", .run = failed_calls_do_not_count},
+	{.says = "ending an invalidated capture ends it, though it reports an error", .run = an_invalidated_capture_ends},
+	{.says = "the count never goes below zero", .run = the_count_never_goes_below_zero},
+	{.says = "freeing managed memory during a capture is refused with the runtime's error",
+	 .run = managed_memory_is_not_freed_in_a_capture,
+	 .lines = {"ebb: freeing 0x* failed: a capture is under way"}},
+	{.says = "no context is made while a capture is under way", .run = no_context_is_made_in_a_capture});

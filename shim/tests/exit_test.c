@@ -1,0 +1,235 @@
+/* How the process ends, and what can go wrong on stderr without ending it. */
+#include "harness.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void normal_exit(void)
+{
+	managed_malloc(1);
+	exit(5);
+}
+
+static void immediate_exit(void)
+{
+	managed_malloc(1);
+	_exit(5);
+}
+
+static void exit_without_engine(void)
+{
+	tms_pause(NULL);
+	exit(5);
+}
+
+static void exit_after_failed_start(void)
+{
+	EXPECT(tms_torch_malloc(1, 0, NULL) == NULL);
+	EXPECT(engine_seen()->starts == 1);
+	exit(5);
+}
+
+static void pause_goes_on(void)
+{
+	managed_malloc(1);
+	EXPECT(tms_pause("weights") == EBB_ERR_NO_SPACE);
+	EXPECT(engine_seen()->ntags == 1 && strcmp(engine_seen()->tags[0], "weights") == 0);
+	exit(5);
+}
+
+static void pause_exits(void)
+{
+	managed_malloc(1);
+	tms_pause(NULL);
+	EXPECT(!"reached");
+}
+
+static void resume_exits(void)
+{
+	managed_malloc(1);
+	EXPECT(tms_pause(NULL) == EBB_OK);
+	tms_resume(NULL);
+	EXPECT(!"reached");
+}
+
+static void ebb_functions_only_return(void)
+{
+	char text[64];
+
+	managed_malloc(1);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_ERR_IO);
+	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strcmp(text, "FAKE_PAUSE_CODE said so") == 0);
+	EXPECT(ebb_resume(NULL, 0, 0, NULL) == EBB_ERR_DEVICE_MEMORY);
+	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strcmp(text, "FAKE_RESUME_CODE said so") == 0);
+	exit(5);
+}
+
+static void unknown_tag_is_fine(void)
+{
+	managed_malloc(1);
+	EXPECT(tms_pause("nobody's") == EBB_OK);
+	EXPECT(tms_resume("nobody's") == EBB_OK);
+	EXPECT(engine_seen()->pauses == 1 && engine_seen()->resumes == 1);
+}
+
+/* Everything that may write a line. */
+static void say_much(void)
+{
+	tms_set_current_tag(NULL);
+	setenv("FAKE_MALLOC_CODE", "16", 1);
+	tms_set_interesting_region(true);
+	void *ptr;
+	EXPECT(cudaMalloc(&ptr, 1) == cudaErrorUnknown);
+	unsetenv("FAKE_MALLOC_CODE");
+	EXPECT(tms_pause(NULL) == EBB_ERR_IO);
+}
+
+static void closed_outputs(void)
+{
+	close(STDOUT_FILENO);
+	close(STDERR_FILENO);
+	say_much();
+	EXPECT(engine_seen()->log_fd == -1);
+	exit(5);
+}
+
+static void break_stderr(void)
+{
+	int ends[2];
+
+	EXPECT(pipe(ends) == 0);
+	EXPECT(dup2(ends[1], STDERR_FILENO) == STDERR_FILENO);
+	EXPECT(dup2(ends[1], STDOUT_FILENO) == STDOUT_FILENO);
+	close(ends[0]);
+	close(ends[1]);
+}
+
+static void broken_pipe(void)
+{
+	sigset_t pending;
+
+	break_stderr();
+	say_much();
+	/* And no signal stays behind to strike later. */
+	EXPECT(sigpending(&pending) == 0 && sigismember(&pending, SIGPIPE) == 0);
+	sigset_t blocked;
+	EXPECT(sigprocmask(SIG_BLOCK, NULL, &blocked) == 0 && sigismember(&blocked, SIGPIPE) == 0);
+	exit(5);
+}
+
+static void pending_signal_is_kept(void)
+{
+	sigset_t set;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGPIPE);
+	EXPECT(sigprocmask(SIG_BLOCK, &set, NULL) == 0);
+	EXPECT(raise(SIGPIPE) == 0);
+	break_stderr();
+	say_much();
+	EXPECT(sigpending(&set) == 0 && sigismember(&set, SIGPIPE) == 1);
+	exit(5);
+}
+
+static void full_pipe_with_nonblocking_end(void)
+{
+	int ends[2];
+	static char filler[4096];
+
+	EXPECT(pipe2(ends, O_NONBLOCK) == 0);
+	EXPECT(dup2(ends[1], STDERR_FILENO) == STDERR_FILENO);
+	while (write(STDERR_FILENO, filler, sizeof(filler)) > 0)
+		;
+	say_much();
+	exit(5);
+}
+
+static void one_line_whatever_the_text(void)
+{
+	char backend[6000];
+
+	tms_set_cpu_backup_backend("two\nlines");
+	memset(backend, 'x', sizeof(backend) - 1);
+	backend[sizeof(backend) - 1] = '\0';
+	tms_set_cpu_backup_backend(backend);
+}
+
+static void bad_settings(void)
+{
+	managed_malloc(1);
+	EXPECT(tms_resume(NULL) == EBB_OK);
+	EXPECT(engine_seen()->resume_wait_s == 0);
+	EXPECT(tms_pause(NULL) == EBB_ERR_IO);
+}
+
+CASES(
+	{.says = "the engine is shut down once at exit",
+	 .run = normal_exit,
+	 .env = {"FAKE_SAY_SHUTDOWN=1"},
+	 .exit_status = 5,
+	 .lines = {"fake engine: shutdown"}},
+	{.says = "_exit skips the shutdown", .run = immediate_exit, .env = {"FAKE_SAY_SHUTDOWN=1"}, .exit_status = 5},
+	{.says = "without an engine nothing is shut down",
+	 .run = exit_without_engine,
+	 .env = {"FAKE_SAY_SHUTDOWN=1"},
+	 .exit_status = 5},
+	{.says = "an engine that did not start is not shut down",
+	 .run = exit_after_failed_start,
+	 .env = {"FAKE_SAY_SHUTDOWN=1", "FAKE_START_CODE=7"},
+	 .exit_status = 5,
+	 .lines = {"ebb: engine library * did not start: *"}},
+	{.says = "a failed tms_pause writes one line and goes on",
+	 .run = pause_goes_on,
+	 .env = {"FAKE_PAUSE_CODE=11"},
+	 .exit_status = 5,
+	 .lines = {"ebb: pause FAILED, memory not freed: FAKE_PAUSE_CODE said so"}},
+	{.says = "a pause in part has failed too",
+	 .run = pause_exits,
+	 .env = {"FAKE_PAUSE_CODE=14", "EBB_ON_PAUSE_ERROR=exit"},
+	 .exit_status = 70,
+	 .lines = {"ebb: pause FAILED, memory not freed: FAKE_PAUSE_CODE said so"}},
+	{.says = "a failed tms_pause ends the process with 70 when asked to, without exit handlers",
+	 .run = pause_exits,
+	 .env = {"FAKE_PAUSE_CODE=11", "EBB_ON_PAUSE_ERROR=exit", "FAKE_SAY_SHUTDOWN=1"},
+	 .exit_status = 70,
+	 .lines = {"ebb: pause FAILED, memory not freed: FAKE_PAUSE_CODE said so"}},
+	{.says = "a failed tms_resume ends the process with 71, without exit handlers",
+	 .run = resume_exits,
+	 .env = {"FAKE_RESUME_CODE=9", "FAKE_SAY_SHUTDOWN=1"},
+	 .exit_status = 71,
+	 .lines = {"ebb: resume FAILED, the process cannot go on: FAKE_RESUME_CODE said so"}},
+	{.says = "ebb_pause and ebb_resume return their errors, write nothing and never exit",
+	 .run = ebb_functions_only_return,
+	 .env = {"FAKE_PAUSE_CODE=12", "FAKE_RESUME_CODE=9", "EBB_ON_PAUSE_ERROR=exit"},
+	 .exit_status = 5},
+	{.says = "a tag that no allocation carries is no error for tms_pause and tms_resume",
+	 .run = unknown_tag_is_fine,
+	 .env = {"FAKE_PAUSE_CODE=4", "FAKE_RESUME_CODE=4", "EBB_ON_PAUSE_ERROR=exit"}},
+	{.says = "closed stdout and stderr end nothing",
+	 .run = closed_outputs,
+	 .env = {"FAKE_PAUSE_CODE=12"},
+	 .exit_status = 5},
+	{.says = "a broken pipe on stdout and stderr ends nothing and leaves no signal",
+	 .run = broken_pipe,
+	 .env = {"FAKE_PAUSE_CODE=12"},
+	 .exit_status = 5},
+	{.says = "a SIGPIPE that was pending before is still pending",
+	 .run = pending_signal_is_kept,
+	 .env = {"FAKE_PAUSE_CODE=12"},
+	 .exit_status = 5},
+	{.says = "a full pipe drops lines",
+	 .run = full_pipe_with_nonblocking_end,
+	 .env = {"FAKE_PAUSE_CODE=12"},
+	 .exit_status = 5},
+	{.says = "a message is one line, however long its parts",
+	 .run = one_line_whatever_the_text,
+	 .lines = {"ebb: tms_set_cpu_backup_backend: two lines is neither *",
+		   "ebb: tms_set_cpu_backup_backend: xxx*xxx"}},
+	{.says = "bad values of EBB_ON_PAUSE_ERROR and EBB_RESUME_WAIT are named and count as unset",
+	 .run = bad_settings,
+	 .env = {"FAKE_PAUSE_CODE=12", "EBB_ON_PAUSE_ERROR=panic", "EBB_RESUME_WAIT=10s"},
+	 .lines = {"ebb: EBB_ON_PAUSE_ERROR=panic is ignored: *", "ebb: EBB_RESUME_WAIT=10s is ignored: *",
+		   "ebb: pause FAILED, memory not freed: FAKE_PAUSE_CODE said so"}});

@@ -1,0 +1,93 @@
+/*
+ * fakes.h: what tests see of the stand-ins for the engine and for the CUDA runtime.
+ *
+ * They record what reaches them and fail when told to, by environment variables that are read at
+ * each call, so that a case can set them with setenv.
+ */
+#ifndef EBB_SHIM_TESTS_FAKES_H
+#define EBB_SHIM_TESTS_FAKES_H
+
+#include "../../abi/ebb_engine.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+/*
+ * The engine. Entered in any process but the one that started it, it aborts: the real one would
+ * hang there. Like Go it raises the soft limit of open files when it starts.
+ *   FAKE_START_CODE FAKE_MALLOC_CODE FAKE_FREE_CODE FAKE_PAUSE_CODE FAKE_RESUME_CODE
+ *   FAKE_POINTER_CODE   code that the call fails with
+ *   FAKE_START_ALLOCATES   start calls cudaMalloc and cudaFree, as a library that is loaded may
+ *   FAKE_SAY_SHUTDOWN   shutdown writes a line to stderr
+ */
+struct fake_engine {
+	_Atomic int starts, mallocs, frees, pauses, resumes, statuses, shutdowns;
+
+	/* What start was given; strings copied, "" for null. */
+	uint32_t abi, struct_size;
+	int log_fd;
+	uint64_t chunk_bytes;
+	bool driver_given, lease_given, identity_given;
+	char lease[64], identity[128];
+	void *allocated_in_start;
+
+	/* What the last malloc was given. */
+	char tag[64];
+	int backup, cpu_mmap, device;
+	size_t size;
+	uint64_t margin;
+
+	/* What the last pause or resume was given. */
+	size_t ntags;
+	char tags[4][64];
+	char disk_dir[256];
+	int retain_cpu_backup, capture_active;
+	double resume_wait_s;
+
+	int free_capture_active;
+};
+
+/* A stream of the fake runtime: cudaStream_t points to one. */
+struct fake_stream {
+	int status;         /* cudaStreamCaptureStatus: 0 none, 1 active, 2 invalidated */
+	bool other_thread;  /* the capture was begun by another thread: ending it here fails */
+};
+
+/*
+ * The CUDA runtime. Each build of it has its own number, exports its record as
+ * fake_cudart_<number>, and hands out pointers that carry the number.
+ */
+struct fake_cudart {
+	_Atomic int mallocs, frees, contexts /* cudaFree(NULL) */, last_errors, host_flags;
+	void *last_freed;
+	int get_device_error, context_error, begin_error;
+};
+
+/* Errors of the CUDA runtime that the tests speak of. */
+enum {
+	cudaSuccess = 0,
+	cudaErrorInvalidValue = 1,
+	cudaErrorMemoryAllocation = 2,
+	cudaErrorInitializationError = 3,
+	cudaErrorSharedObjectSymbolNotFound = 302,
+	cudaErrorSharedObjectInitFailed = 303,
+	cudaErrorIllegalState = 401,
+	cudaErrorStreamCaptureUnsupported = 900,
+	cudaErrorStreamCaptureInvalidated = 901,
+	cudaErrorStreamCaptureWrongThread = 908,
+	cudaErrorUnknown = 999,
+};
+
+int cudaMalloc(void **ptr, size_t size);
+int cudaFree(void *ptr);
+int cudaGetDevice(int *device);
+int cudaSetDevice(int device);
+int cudaGetLastError(void);
+int cudaHostGetFlags(unsigned int *flags, void *host);
+int cudaStreamIsCapturing(void *stream, int *status);
+int cudaStreamBeginCapture(void *stream, int mode);
+int cudaStreamBeginCaptureToGraph(void *stream, void *graph, const void *dependencies, const void *data, size_t count,
+				  int mode);
+int cudaStreamEndCapture(void *stream, void **graph);
+
+#endif

@@ -1,0 +1,201 @@
+/* Forked children: they have the parent's memory, but not its threads, and never enter the engine. */
+#include "harness.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern struct fake_cudart fake_cudart_13;
+
+static void *parents;
+
+static void child_allocates(void)
+{
+	void *ptr;
+
+	tms_set_interesting_region(true);
+	EXPECT(cudaMalloc(&ptr, 64) == cudaSuccess);
+	EXPECT(fake_cudart_13.mallocs == 1 && engine_seen()->mallocs == 1);
+	EXPECT(tms_torch_malloc(64, 0, NULL) != NULL);
+	EXPECT(fake_cudart_13.mallocs == 2 && engine_seen()->mallocs == 1);
+}
+
+static void child_frees(void)
+{
+	EXPECT(cudaFree(parents) == cudaSuccess);
+	EXPECT(fake_cudart_13.last_freed == parents);
+	tms_torch_free(parents, 64, 0, NULL);
+	EXPECT(fake_cudart_13.frees == 2 && engine_seen()->frees == 0);
+}
+
+static void child_calls_ebb(void)
+{
+	const char *tags[] = {"default"};
+	char text[256];
+
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_ERR_FORKED);
+	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strstr(text, "was forked from process") != NULL);
+	EXPECT(ebb_pause(tags, 1, NULL) == EBB_ERR_FORKED);
+	EXPECT(ebb_resume(NULL, 0, 0, NULL) == EBB_ERR_FORKED);
+	EXPECT(ebb_status(text, sizeof(text), NULL) == EBB_ERR_FORKED);
+	EXPECT(tms_get_cpu_backup_pointer(parents, 1) == NULL);
+}
+
+static void child_calls_tms(void)
+{
+	EXPECT(tms_pause(NULL) == EBB_ERR_FORKED);
+	EXPECT(tms_resume("default") == EBB_ERR_FORKED);
+}
+
+static void child_does_nothing(void)
+{
+}
+
+static void child_sets(void)
+{
+	tms_set_interesting_region(true);
+	tms_set_current_tag("child's");
+	tms_set_disk_backup_dir("/child");
+	tms_set_retain_cpu_backup(true);
+	set_memory_margin_bytes(1);
+	EXPECT(strcmp(tms_get_current_tag(), "child's") == 0);
+}
+
+static void grandchild_allocates(void)
+{
+	EXPECT(in_child(child_allocates) == 0);
+	EXPECT(in_child(child_calls_ebb) == 0);
+}
+
+static void forks(void (*body)(void))
+{
+	parents = managed_malloc(64);
+	EXPECT(in_child(body) == 0);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK); /* the parent works on */
+	EXPECT(in_child(body) == 0);                /* also while paused */
+	EXPECT(ebb_resume(NULL, 0, 0, NULL) == EBB_OK);
+	EXPECT(cudaFree(parents) == cudaSuccess && engine_seen()->frees == 1);
+}
+
+static void allocating_child(void)
+{
+	forks(child_allocates);
+}
+
+static void freeing_child(void)
+{
+	forks(child_frees);
+}
+
+static void child_that_pauses(void)
+{
+	forks(child_calls_ebb);
+}
+
+static void child_that_pauses_by_tms(void)
+{
+	parents = managed_malloc(64);
+	EXPECT(in_child(child_calls_tms) == 0);
+}
+
+static void child_that_exits(void)
+{
+	forks(child_does_nothing);
+}
+
+static void child_that_sets(void)
+{
+	forks(child_sets);
+}
+
+static void grandchild(void)
+{
+	forks(grandchild_allocates);
+}
+
+/* clone without fork handlers, as some libraries start processes. */
+static void child_of_a_bare_clone(void)
+{
+	parents = managed_malloc(64);
+	pid_t pid = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+	EXPECT(pid >= 0);
+	if (pid == 0) {
+		bool refused = ebb_pause(NULL, 0, NULL) == EBB_ERR_FORKED;
+		bool passed = cudaFree(parents) == cudaSuccess && fake_cudart_13.last_freed == parents;
+
+		_exit(refused && passed ? 0 : 1);
+	}
+	int status;
+	EXPECT(waitpid(pid, &status, 0) == pid);
+	EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void loads_its_own(void)
+{
+	void *ptr = managed_malloc(64);
+
+	EXPECT(engine_seen()->starts == 1 && engine_seen()->mallocs == 1);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK);
+	EXPECT(cudaFree(ptr) == cudaSuccess && engine_seen()->frees == 1);
+}
+
+static void fork_before_any_engine(void)
+{
+	EXPECT(!tms_get_interesting_region());
+	EXPECT(in_child(loads_its_own) == 0);
+	EXPECT(engine_seen() == NULL);
+	loads_its_own();
+}
+
+static _Atomic bool stop;
+
+static void *set_directories(void *unused)
+{
+	(void)unused;
+	while (!stop)
+		tms_set_disk_backup_dir("/somewhere");
+	return NULL;
+}
+
+static void set_directory(void)
+{
+	tms_set_disk_backup_dir("/child");
+}
+
+static void fork_beside_a_thread_that_sets(void)
+{
+	pthread_t thread;
+
+	EXPECT(pthread_create(&thread, NULL, set_directories, NULL) == 0);
+	for (int i = 0; i < 50; i++)
+		EXPECT(in_child(set_directory) == 0);
+	stop = true;
+	EXPECT(pthread_join(thread, NULL) == 0);
+}
+
+#define FORKED "process * was forked from process *, which alone can pause and resume its memory"
+
+CASES(
+	{.says = "a forked child allocates from the runtime", .run = allocating_child},
+	{.says = "a forked child frees through the runtime", .run = freeing_child},
+	{.says = "a forked child that pauses, resumes or asks is refused", .run = child_that_pauses},
+	{.says = "a forked child that pauses or resumes by tms_ is refused with a line and goes on",
+	 .run = child_that_pauses_by_tms,
+	 .env = {"EBB_ON_PAUSE_ERROR=exit"},
+	 .lines = {"ebb: pause FAILED, memory not freed: " FORKED, "ebb: resume refused: " FORKED}},
+	{.says = "a forked child exits without entering the engine; its parent shuts it down once",
+	 .run = child_that_exits,
+	 .env = {"FAKE_SAY_SHUTDOWN=1"},
+	 .lines = {"fake engine: shutdown"}},
+	{.says = "a forked child may change settings", .run = child_that_sets},
+	{.says = "a grandchild is a forked child too", .run = grandchild},
+	{.says = "a child of a bare clone is known by its process id", .run = child_of_a_bare_clone},
+	{.says = "a child forked before any engine was loaded loads its own; so does the parent",
+	 .run = fork_before_any_engine},
+	{.says = "a child forked while another thread changes a setting does not hang",
+	 .run = fork_beside_a_thread_that_sets});

@@ -1,0 +1,193 @@
+/*
+ * Which CUDA runtime a call reaches. This program is linked neither with a runtime nor with
+ * libebb.so: everything is loaded at run time, as in a Python process.
+ */
+#include "harness.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+
+typedef int malloc_fn(void **, size_t);
+typedef int free_fn(void *);
+typedef int error_fn(void);
+
+static void *load(const char *name, int flags)
+{
+	void *library = dlopen(beside(name), RTLD_NOW | flags);
+
+	EXPECT(library != NULL);
+	return library;
+}
+
+/* A function as this program, which is linked with nothing, would find it. */
+static void *global(const char *name)
+{
+	void *function = dlsym(RTLD_DEFAULT, name);
+
+	EXPECT(function != NULL);
+	return function;
+}
+
+static bool is_of(void *ptr, unsigned runtime)
+{
+	return (uintptr_t)ptr >> 24 == runtime;
+}
+
+static void no_runtime(void)
+{
+	void *ptr;
+	malloc_fn *allocate = global("cudaMalloc");
+	free_fn *release = global("cudaFree");
+	error_fn *error = global("cudaGetLastError");
+
+	EXPECT(allocate(&ptr, 1) == cudaErrorSharedObjectSymbolNotFound);
+	EXPECT(release(&ptr) == cudaErrorSharedObjectSymbolNotFound);
+	EXPECT(error() == cudaErrorSharedObjectSymbolNotFound);
+	/* One that is loaded later is found. */
+	load("libcudart.so.13", RTLD_LOCAL);
+	EXPECT(allocate(&ptr, 1) == cudaSuccess && is_of(ptr, 13));
+}
+
+static void managed_memory_needs_a_runtime(void)
+{
+	void *ptr;
+	malloc_fn *allocate = global("cudaMalloc");
+
+	EXPECT(allocate(&ptr, 1) == cudaErrorSharedObjectSymbolNotFound);
+	EXPECT(engine_seen() == NULL);
+}
+
+static void private_runtime(void)
+{
+	void *ptr;
+
+	load("libcudart.so.13", RTLD_LOCAL);
+	EXPECT(dlsym(RTLD_DEFAULT, "cudaSetDevice") == NULL); /* it is private indeed */
+	EXPECT(((malloc_fn *)global("cudaMalloc"))(&ptr, 1) == cudaSuccess && is_of(ptr, 13));
+	EXPECT(((free_fn *)global("cudaFree"))(ptr) == cudaSuccess);
+	struct fake_cudart *record = dlsym(load("libcudart.so.13", RTLD_LOCAL), "fake_cudart_13");
+	EXPECT(record != NULL && record->mallocs == 1 && record->last_freed == ptr);
+}
+
+static void global_runtime(void)
+{
+	void *ptr;
+
+	load("libcudart.so.12", RTLD_GLOBAL);
+	EXPECT(((malloc_fn *)global("cudaMalloc"))(&ptr, 1) == cudaSuccess && is_of(ptr, 12));
+}
+
+static void each_caller_has_its_own_runtime(int flags)
+{
+	void *ptr;
+	void *uses_12 = load("libcaller12.so", flags);
+	void *uses_13 = load("libcaller13.so", flags);
+	malloc_fn *malloc_12 = dlsym(uses_12, "caller_malloc_12");
+	malloc_fn *malloc_13 = dlsym(uses_13, "caller_malloc_13");
+	error_fn *error_12 = dlsym(uses_12, "caller_last_error_12");
+	error_fn *error_13 = dlsym(uses_13, "caller_last_error_13");
+
+	for (int i = 0; i < 3; i++) {
+		EXPECT(malloc_12(&ptr, 1) == cudaSuccess && is_of(ptr, 12));
+		EXPECT(malloc_13(&ptr, 1) == cudaSuccess && is_of(ptr, 13));
+		EXPECT(error_12() == 12 && error_13() == 13);
+	}
+}
+
+static void two_private_runtimes(void)
+{
+	each_caller_has_its_own_runtime(RTLD_LOCAL);
+}
+
+static void two_global_runtimes(void)
+{
+	each_caller_has_its_own_runtime(RTLD_GLOBAL);
+}
+
+static void one_global_one_private_runtime(void)
+{
+	load("libcudart.so.13", RTLD_GLOBAL);
+	each_caller_has_its_own_runtime(RTLD_LOCAL);
+}
+
+static void a_runtime_loaded_later_does_not_take_over(void)
+{
+	void *ptr;
+	malloc_fn *malloc_12 = dlsym(load("libcaller12.so", RTLD_LOCAL), "caller_malloc_12");
+
+	EXPECT(malloc_12(&ptr, 1) == cudaSuccess && is_of(ptr, 12));
+	malloc_fn *malloc_13 = dlsym(load("libcaller13.so", RTLD_LOCAL), "caller_malloc_13");
+	EXPECT(malloc_12(&ptr, 1) == cudaSuccess && is_of(ptr, 12));
+	EXPECT(malloc_13(&ptr, 1) == cudaSuccess && is_of(ptr, 13));
+}
+
+static void renamed_runtime(void)
+{
+	void *ptr;
+
+	load("libcudart-0a1b2c3d.so.13", RTLD_LOCAL);
+	EXPECT(((malloc_fn *)global("cudaMalloc"))(&ptr, 1) == cudaSuccess && is_of(ptr, 13));
+}
+
+/* As PyTorch loads a pluggable allocator: by path, privately, nothing preloaded. */
+static void loaded_not_preloaded(void)
+{
+	void *(*allocate)(ssize_t, int, void *);
+	void (*release)(void *, ssize_t, int, void *);
+
+	void *runtime = load("libcudart.so.13", RTLD_LOCAL);
+	void *ebb = load("libebb.so", RTLD_LOCAL);
+	struct fake_cudart *record = dlsym(runtime, "fake_cudart_13");
+	*(void **)&allocate = dlsym(ebb, "tms_torch_malloc");
+	*(void **)&release = dlsym(ebb, "tms_torch_free");
+
+	void *ptr = allocate(64, 0, NULL);
+	EXPECT(ptr != NULL && engine_seen()->mallocs == 1);
+	EXPECT(record->mallocs == 0 && record->contexts == 1);
+	release(ptr, 64, 0, NULL);
+	EXPECT(engine_seen()->frees == 1 && record->frees == 0);
+
+	/* Its own cudaMalloc hook, looked up by name, finds the runtime and not itself. */
+	malloc_fn *hook = (malloc_fn *)dlsym(ebb, "cudaMalloc");
+	EXPECT(hook(&ptr, 1) == cudaSuccess && is_of(ptr, 13));
+}
+
+static void loaded_again_by_a_second_name(void)
+{
+	void *by_link = load("torch_memory_saver/libebb.so", RTLD_LOCAL);
+
+	EXPECT(dlsym(by_link, "cudaMalloc") == dlsym(RTLD_DEFAULT, "cudaMalloc"));
+}
+
+static void an_interposer_stays_in_the_chain(void)
+{
+	void *ptr;
+
+	load("libcudart.so.13", RTLD_GLOBAL);
+	EXPECT(((malloc_fn *)global("cudaMalloc"))(&ptr, 1) == cudaSuccess && is_of(ptr, 77));
+}
+
+CASES(
+	{.says = "without a runtime calls fail with a line; a runtime loaded later is found",
+	 .run = no_runtime,
+	 .lines = {"ebb: cudaMalloc was called, but no loaded CUDA runtime (libcudart) has it"}},
+	{.says = "without a runtime nothing is managed either",
+	 .run = managed_memory_needs_a_runtime,
+	 .env = {"TMS_INIT_ENABLE=1"},
+	 .lines = {"ebb: cudaGetDevice was called, but no loaded CUDA runtime (libcudart) has it"}},
+	{.says = "a privately loaded runtime is found", .run = private_runtime},
+	{.says = "a runtime under a package's own name is found", .run = renamed_runtime},
+	{.says = "a globally loaded runtime is found", .run = global_runtime},
+	{.says = "with two private runtimes each caller reaches the one it is linked with", .run = two_private_runtimes},
+	{.says = "with two global runtimes each caller reaches the one it is linked with", .run = two_global_runtimes},
+	{.says = "with a global and a private runtime each caller reaches the one it is linked with",
+	 .run = one_global_one_private_runtime},
+	{.says = "a runtime loaded later does not take over earlier callers",
+	 .run = a_runtime_loaded_later_does_not_take_over},
+	{.says = "loaded by path, not preloaded, it works as PyTorch's allocator",
+	 .run = loaded_not_preloaded,
+	 .env = {"LD_PRELOAD=-"}},
+	{.says = "loaded by the link as well as by its own path it is one library", .run = loaded_again_by_a_second_name},
+	{.says = "another preloaded hook of cudaMalloc stays in the chain",
+	 .run = an_interposer_stays_in_the_chain,
+	 .env = {"LD_PRELOAD=@/libhook77.so"}});
