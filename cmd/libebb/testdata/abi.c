@@ -1,0 +1,359 @@
+/*
+ * A C program that uses libebb-engine.so as libebb.so does: abi LIBRARY DRIVER SCENARIO.
+ * Each scenario is a process of its own. It ends with 0, or with 1 and a line that says what was
+ * not as it must be. The device is softgpu, whose memory the program reads and writes directly.
+ */
+#include <dirent.h>
+#include <dlfcn.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ebb_engine.h"
+
+#define CHECK(condition)                                                                           \
+	do {                                                                                       \
+		if (!(condition)) {                                                                \
+			printf("line %d: %s (last error: %s)\n", __LINE__, #condition, last()); \
+			exit(1);                                                                   \
+		}                                                                                  \
+	} while (0)
+
+static ebb_engine_start_fn start;
+static ebb_engine_version_fn version;
+static ebb_engine_malloc_fn engine_malloc;
+static ebb_engine_free_fn engine_free;
+static ebb_engine_pause_fn engine_pause;
+static ebb_engine_resume_fn engine_resume;
+static ebb_engine_backup_pointer_fn backup_pointer;
+static ebb_engine_status_fn status;
+static ebb_engine_last_error_fn last_error;
+static ebb_engine_shutdown_fn engine_shutdown;
+
+static const char *driver;
+static const ebb_engine_region cpu = {"default", EBB_BACKUP_CPU, 0};
+static const ebb_engine_settings settings = {"/tmp", 0, 0, 0.0};
+
+static const char *last(void)
+{
+	static char text[4096];
+	last_error(text, sizeof text);
+	return text;
+}
+
+static int says(const char *words)
+{
+	return strstr(last(), words) != NULL;
+}
+
+static ebb_engine_config config(void)
+{
+	ebb_engine_config c = {.abi = EBB_ENGINE_ABI, .struct_size = sizeof c, .log_fd = -1, .chunk_bytes = 1 << 20, .driver = driver};
+	return c;
+}
+
+static void begin(void)
+{
+	ebb_engine_config c = config();
+	CHECK(start(&c) == EBB_OK);
+}
+
+/* ---- scenarios ------------------------------------------------------------------------- */
+
+static void before_start(void)
+{
+	void *p = NULL;
+	size_t need = 0;
+	CHECK(strcmp(version(), "1 " EBB_VERSION) == 0);
+	CHECK(version() == version());
+	CHECK(last_error(NULL, 0) == 0);
+	CHECK(engine_malloc(&p, 1, 0, &cpu, 0) == EBB_ERR_STATE && says("malloc: ") && says("not started"));
+	CHECK(p == NULL);
+	CHECK(engine_free(&p, 0) == EBB_ERR_STATE && says("free: "));
+	CHECK(engine_pause(NULL, 0, &settings, NULL) == EBB_ERR_STATE && says("pause: "));
+	CHECK(engine_resume(NULL, 0, &settings, NULL) == EBB_ERR_STATE && says("resume: "));
+	CHECK(backup_pointer(&p, 1, &p) == EBB_ERR_STATE && says("backup pointer: "));
+	CHECK(status(NULL, 0, &need) == EBB_ERR_STATE && says("status: "));
+	engine_shutdown();
+}
+
+static void starting(void)
+{
+	ebb_engine_config c = config();
+	CHECK(start(NULL) == EBB_ERR_INVALID);
+	c.abi++;
+	CHECK(start(&c) == EBB_ERR_INVALID && says("one build"));
+	c = config();
+	c.struct_size--;
+	CHECK(start(&c) == EBB_ERR_INVALID && says("one build"));
+	for (c = config(), c.log_fd = 0; c.log_fd <= 2; c.log_fd++)
+		CHECK(start(&c) == EBB_ERR_INVALID && says("belongs to the host"));
+	c = config();
+	c.driver = "/nowhere/libcuda.so.1";
+	CHECK(start(&c) != EBB_OK && says("start: ") && says("/nowhere/libcuda.so.1"));
+	begin(); /* what failed does not stand in the way */
+	c = config();
+	CHECK(start(&c) == EBB_ERR_STATE && says("already started"));
+}
+
+static void round_trip(void)
+{
+	enum { SIZE = 300000 };
+	begin();
+	unsigned char *p = NULL;
+	CHECK(engine_malloc((void **)&p, SIZE, 0, &cpu, 0) == EBB_OK && p);
+	for (int i = 0; i < SIZE; i++)
+		p[i] = (unsigned char)(i * 7 + i / 251);
+
+	const char *const tags[] = {"default"};
+	ebb_result r = {.struct_size = sizeof r};
+	CHECK(engine_pause(tags, 1, &settings, &r) == EBB_OK);
+	CHECK(r.struct_size == sizeof r && r.allocations == 1 && r.bytes >= SIZE && r.device_bytes >= SIZE);
+	CHECK(r.host_bytes >= SIZE && r.disk_bytes == 0 && r.nanoseconds > 0);
+
+	void *host = NULL;
+	CHECK(backup_pointer(p, SIZE, &host) == EBB_OK && host);
+	CHECK(((unsigned char *)host)[1000] == (unsigned char)(1000 * 7 + 1000 / 251));
+
+	r = (ebb_result){.struct_size = sizeof r};
+	CHECK(engine_resume(NULL, 0, &settings, &r) == EBB_OK && r.allocations == 1);
+	for (int i = 0; i < SIZE; i++)
+		CHECK(p[i] == (unsigned char)(i * 7 + i / 251));
+	CHECK(backup_pointer(p, SIZE, &host) != EBB_OK && host == NULL);
+
+	CHECK(engine_pause(tags, 1, &settings, NULL) == EBB_OK); /* result may be null */
+	CHECK(engine_resume(tags, 1, &settings, NULL) == EBB_OK);
+	CHECK(engine_free(p, 0) == EBB_OK);
+	engine_shutdown();
+	engine_shutdown();
+}
+
+/* Pointers that no engine made, also such as no program has, are not managed; that is all. */
+static void foreign_pointers(void)
+{
+	begin();
+	void *host = &host;
+	const uintptr_t addresses[] = {0, 1, 4095, 0xdeadbeef, (uintptr_t)&host, 0xc000000000, UINTPTR_MAX};
+	for (size_t i = 0; i < sizeof addresses / sizeof *addresses; i++) {
+		CHECK(engine_free((void *)addresses[i], 0) == EBB_ERR_NOT_MANAGED);
+		CHECK(backup_pointer((void *)addresses[i], 1, &host) == EBB_ERR_NOT_MANAGED && host == NULL);
+	}
+}
+
+static void null_arguments(void)
+{
+	begin();
+	void *p = &p;
+	size_t need;
+	const ebb_engine_region no_tag = {NULL, EBB_BACKUP_CPU, 0}, no_mode = {"default", 7, 0};
+	const char *const tags[] = {"default", NULL};
+	CHECK(engine_malloc(NULL, 1, 0, &cpu, 0) == EBB_ERR_INVALID && says("ptr"));
+	CHECK(engine_malloc(&p, 1, 0, NULL, 0) == EBB_ERR_INVALID && p == NULL);
+	CHECK(engine_malloc(&p, 1, 0, &no_tag, 0) == EBB_ERR_INVALID && says("tag"));
+	CHECK(engine_malloc(&p, 1, 0, &no_mode, 0) == EBB_ERR_INVALID && says("7"));
+	CHECK(engine_pause(NULL, 1, &settings, NULL) == EBB_ERR_INVALID && says("tags"));
+	CHECK(engine_pause(tags, 2, &settings, NULL) == EBB_ERR_INVALID && says("tag 1"));
+	CHECK(engine_pause(NULL, 0, NULL, NULL) == EBB_ERR_INVALID && says("settings"));
+	CHECK(engine_resume(NULL, 0, NULL, NULL) == EBB_ERR_INVALID && says("settings"));
+	CHECK(backup_pointer(&p, 1, NULL) == EBB_ERR_INVALID && says("host"));
+	CHECK(status(NULL, 10, &need) == EBB_ERR_INVALID && says("buf"));
+}
+
+/* A result is written as far as its struct_size says, in whole fields. */
+static void result_size(void)
+{
+	begin();
+	void *p;
+	CHECK(engine_malloc(&p, 1 << 20, 0, &cpu, 0) == EBB_OK);
+	for (size_t size = 0; size <= sizeof(ebb_result) + 16; size++) {
+		unsigned char room[sizeof(ebb_result) + 16], *end = room + sizeof room;
+		ebb_result *r = (ebb_result *)room;
+		memset(room, 0xa5, sizeof room);
+		r->struct_size = size;
+		int code = engine_pause(NULL, 0, &settings, r);
+		if (size < 8) {
+			CHECK(code == EBB_ERR_INVALID && says("struct_size"));
+			for (unsigned char *b = room + 8; b < end; b++)
+				CHECK(*b == 0xa5);
+			continue;
+		}
+		CHECK(code == EBB_OK && r->struct_size == size);
+		size_t written = size < sizeof *r ? size / 8 * 8 : sizeof *r;
+		for (unsigned char *b = room + written; b < end; b++)
+			CHECK(*b == 0xa5);
+		if (written >= 16)
+			CHECK(r->allocations == 1);
+		if (written == sizeof *r)
+			CHECK(r->nanoseconds > 0 && r->nanoseconds < 0xa5a5a5a5a5a5a5a5);
+		CHECK(engine_resume(NULL, 0, &settings, NULL) == EBB_OK);
+	}
+}
+
+static void *fails_once(void *unused)
+{
+	(void)unused;
+	CHECK(last_error(NULL, 0) == 0); /* the error of another thread is not mine */
+	CHECK(engine_free(NULL, 0) == EBB_ERR_STATE);
+	CHECK(last_error(NULL, 0) > 0);
+	return NULL;
+}
+
+static void *waits(void *gate)
+{
+	CHECK(engine_pause(NULL, 0, &settings, NULL) == EBB_ERR_STATE && says("pause: "));
+	pthread_barrier_wait(gate); /* both have failed */
+	CHECK(says("pause: ") && !says("resume: "));
+	return NULL;
+}
+
+static void error_text(void)
+{
+	char text[8];
+	CHECK(engine_free(NULL, 0) == EBB_ERR_STATE);
+	size_t len = last_error(NULL, 0);
+	CHECK(len == strlen(last()) && len > sizeof text && !strchr(last(), '\n'));
+	memset(text, 'x', sizeof text);
+	CHECK(last_error(text, 7) == len && strlen(text) == 6 && strncmp(text, last(), 6) == 0 && text[7] == 'x');
+	CHECK(last_error(text, 1) == len && text[0] == 0);
+	text[0] = 'x';
+	CHECK(last_error(text, 0) == len && text[0] == 'x');
+
+	/* Two threads that fail at the same time. */
+	pthread_t thread;
+	pthread_barrier_t gate;
+	pthread_barrier_init(&gate, NULL, 2);
+	CHECK(pthread_create(&thread, NULL, waits, &gate) == 0);
+	CHECK(engine_resume(NULL, 0, &settings, NULL) == EBB_ERR_STATE);
+	pthread_barrier_wait(&gate);
+	CHECK(says("resume: ") && !says("pause: "));
+	CHECK(pthread_join(thread, NULL) == 0);
+
+	/* A text goes with its thread: 4096 threads leave less than a quarter of their texts. */
+	enum { THREADS = 4096 };
+	struct mallinfo2 before = mallinfo2();
+	for (int i = 0; i < THREADS; i++) {
+		CHECK(pthread_create(&thread, NULL, fails_once, NULL) == 0);
+		CHECK(pthread_join(thread, NULL) == 0);
+	}
+	struct mallinfo2 after = mallinfo2();
+	CHECK(after.uordblks < before.uordblks + THREADS * 1024u);
+}
+
+/* A very long text is cut, not lost and not overrun. */
+static void long_error(void)
+{
+	static char name[20000], text[20000];
+	memset(name, 'n', sizeof name - 1);
+	name[0] = '/';
+	ebb_engine_config c = config();
+	c.driver = name;
+	CHECK(start(&c) != EBB_OK);
+	size_t len = last_error(text, sizeof text);
+	CHECK(len == 4095 && strlen(text) == len && strncmp(text, "start: ", 7) == 0);
+}
+
+static void status_text(void)
+{
+	begin();
+	size_t need = 0, again = 0;
+	CHECK(status(NULL, 0, &need) == EBB_OK && need > 0);
+	char *text = malloc(need + 2);
+	CHECK(text);
+	memset(text, 'x', need + 2);
+	CHECK(status(text, need + 1, &again) == EBB_OK && again == need && strlen(text) == need && text[need + 1] == 'x');
+	CHECK(text[0] == '{' && text[need - 1] == '}');
+	memset(text, 'x', need + 2);
+	CHECK(status(text, 10, NULL) == EBB_OK && strlen(text) == 9 && text[10] == 'x');
+	CHECK(status(text, SIZE_MAX, NULL) == EBB_OK && strlen(text) == need);
+	free(text);
+}
+
+/* A panic is an error code, one line of text, and a stack in the log; the engine goes on. */
+static void panics(void)
+{
+	int log[2];
+	CHECK(pipe(log) == 0);
+	ebb_engine_config c = config();
+	c.log_fd = log[1];
+	CHECK(start(&c) == EBB_OK);
+	const char *const tags[] = {"default"};
+	CHECK(engine_pause(tags, SIZE_MAX, &settings, NULL) == EBB_ERR_INTERNAL); /* no such number can be held */
+	CHECK(says("pause: ") && says("defect in ebb") && !strchr(last(), '\n'));
+	static char text[1 << 16];
+	CHECK(read(log[0], text, sizeof text - 1) > 0);
+	CHECK(strstr(text, "panic in pause") && strstr(text, "goroutine") && strstr(text, "ebbGoPause"));
+	CHECK(engine_pause(NULL, 0, &settings, NULL) == EBB_OK);
+}
+
+static int count_threads(void)
+{
+	int n = 0;
+	DIR *tasks = opendir("/proc/self/task");
+	CHECK(tasks);
+	for (struct dirent *d; (d = readdir(tasks));)
+		n += d->d_name[0] != '.';
+	closedir(tasks);
+	return n;
+}
+
+/* Prints how many threads the engine has added to the process once memory was allocated. */
+static void threads(void)
+{
+	void *p;
+	begin();
+	CHECK(engine_malloc(&p, 1, 0, &cpu, 0) == EBB_OK);
+	printf("%d\n", count_threads() - 1);
+}
+
+/* ---------------------------------------------------------------------------------------- */
+
+static void *symbol(void *library, const char *name)
+{
+	void *p = dlsym(library, name);
+	if (!p) {
+		printf("%s\n", dlerror());
+		exit(1);
+	}
+	return p;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		void (*run)(void);
+	} scenarios[] = {
+		{"before start", before_start}, {"starting", starting}, {"round trip", round_trip},
+		{"foreign pointers", foreign_pointers}, {"null arguments", null_arguments}, {"result size", result_size},
+		{"error text", error_text}, {"long error", long_error}, {"status", status_text}, {"panics", panics},
+		{"threads", threads},
+	};
+	if (argc != 4)
+		return 2;
+	void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+	if (!library) {
+		printf("%s\n", dlerror());
+		return 1;
+	}
+	driver = argv[2];
+#define TAKE(variable, name) *(void **)&variable = symbol(library, "ebb_engine_" name)
+	TAKE(start, "start");
+	TAKE(version, "version");
+	TAKE(engine_malloc, "malloc");
+	TAKE(engine_free, "free");
+	TAKE(engine_pause, "pause");
+	TAKE(engine_resume, "resume");
+	TAKE(backup_pointer, "backup_pointer");
+	TAKE(status, "status");
+	TAKE(last_error, "last_error");
+	TAKE(engine_shutdown, "shutdown");
+	for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++)
+		if (strcmp(scenarios[i].name, argv[3]) == 0) {
+			scenarios[i].run();
+			return 0;
+		}
+	return 2;
+}
