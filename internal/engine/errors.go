@@ -6,6 +6,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/device/cuda"
 	"github.com/ebb-offload/ebb/internal/staging"
 	"github.com/ebb-offload/ebb/internal/store"
 )
@@ -93,6 +94,9 @@ func Code(err error) int {
 		}
 	}
 	if e := (*device.Error)(nil); errors.As(err, &e) {
+		return CodeDevice
+	}
+	if e := (*cuda.LoadError)(nil); errors.As(err, &e) {
 		return CodeDevice
 	}
 	return CodeInternal

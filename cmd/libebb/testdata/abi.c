@@ -93,7 +93,7 @@ static void starting(void)
 		CHECK(start(&c) == EBB_ERR_INVALID && says("belongs to the host"));
 	c = config();
 	c.driver = "/nowhere/libcuda.so.1";
-	CHECK(start(&c) != EBB_OK && says("start: ") && says("/nowhere/libcuda.so.1"));
+	CHECK(start(&c) == EBB_ERR_DEVICE && says("start: ") && says("/nowhere/libcuda.so.1"));
 	begin(); /* what failed does not stand in the way */
 	c = config();
 	CHECK(start(&c) == EBB_ERR_STATE && says("already started"));
@@ -250,7 +250,7 @@ static void long_error(void)
 	name[0] = '/';
 	ebb_engine_config c = config();
 	c.driver = name;
-	CHECK(start(&c) != EBB_OK);
+	CHECK(start(&c) == EBB_ERR_DEVICE);
 	size_t len = last_error(text, sizeof text);
 	CHECK(len == 4095 && strlen(text) == len && strncmp(text, "start: ", 7) == 0);
 }
