@@ -50,7 +50,7 @@ engine: ## the Go engine: dist/lib/libebb-engine.so
 .PHONY: cli
 cli: ## the command: dist/bin/ebb
 	@mkdir -p $(DIST)/bin
-	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(GO_LDFLAGS)' -o $(DIST)/bin/ebb ./cmd/ebb
+	@CGO_ENABLED=1 $(GO) build -trimpath -ldflags='$(GO_LDFLAGS)' -o $(DIST)/bin/ebb ./cmd/ebb
 
 .PHONY: programs
 programs: softgpu ## the demo's programs

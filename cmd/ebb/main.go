@@ -1,0 +1,94 @@
+// Command ebb starts training ranks so that their GPU memory can be parked, and cleans up after
+// them. Each verb has a file of its own; the work is done in internal/launch.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/ebb-offload/ebb/internal/launch"
+)
+
+func main() { os.Exit(ebb(os.Args[1:])) }
+
+// ebb runs the command line and returns the exit status (docs/exit-codes.md).
+func ebb(args []string) int {
+	root := newRoot()
+	root.SetArgs(args)
+	err := root.Execute()
+	var ended statusError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &ended):
+		return int(ended)
+	}
+	var own *launch.Error
+	if !errors.As(err, &own) {
+		// What cobra and pflag complain about is the command line.
+		own = launch.Usagef("%s; see: ebb --help", oneLine(err))
+	}
+	say(own.Error())
+	return own.Status
+}
+
+// statusError ends ebb with the status of the command it ran. Everything has been said.
+type statusError int
+
+func (e statusError) Error() string { return fmt.Sprintf("status %d", int(e)) }
+
+// say writes one line for the user.
+func say(line string) { fmt.Fprintln(os.Stderr, "ebb: "+strings.Join(strings.Fields(line), " ")) }
+
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "ebb",
+		Short: "Park the GPU memory of paused training actors on disk or in host memory",
+		Long: `ebb starts training ranks so that their GPU memory can be taken off the GPU while they are
+paused, and brought back bit for bit. Every flag --some-flag can also be given as the variable
+EBB_SOME_FLAG; the command line wins. In flag names, _ and - are the same.`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          noArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetGlobalNormalizationFunc(dashes)
+	root.AddCommand(newRun(), newExec(), newEnv(), newGC(), newVersion(), newProbe())
+	return root
+}
+
+// dashes makes --some_flag the same as --some-flag.
+func dashes(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+	return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
+}
+
+// noArgs refuses arguments; on the root command they are unknown verbs.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if cmd.HasSubCommands() {
+		return launch.Usagef("unknown command %q: ebb --help lists the commands", args[0])
+	}
+	return launch.Usagef("ebb %s takes no arguments, got %q", cmd.Name(), args[0])
+}
+
+// printJSON writes a value as one indented JSON document.
+func printJSON(v any) error {
+	e := json.NewEncoder(os.Stdout)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return &launch.Error{Status: launch.StatusInternal, Text: "writing the output: " + oneLine(err), Err: err}
+	}
+	return nil
+}

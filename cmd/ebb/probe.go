@@ -1,0 +1,19 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/ebb-offload/ebb/internal/launch"
+)
+
+// newProbe is the verb by which ebb looks at a rank's environment from inside; see
+// internal/launch/probe.go.
+func newProbe() *cobra.Command {
+	return &cobra.Command{
+		Use:    launch.ProbeVerb + " LIBRARY",
+		Short:  "Tell whether a library is preloaded and which device is seen",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE:   func(_ *cobra.Command, args []string) error { return launch.PrintProbe(args[0]) },
+	}
+}

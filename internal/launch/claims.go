@@ -1,0 +1,173 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/rankdir"
+)
+
+// claims are the rank directories of a run, held from before its ranks start until they have
+// ended and their files are gone.
+type claims struct {
+	base  string
+	list  []*rankdir.Claim
+	grace time.Duration
+	say   func(string)
+}
+
+// claimAll sweeps the disk directory and claims the directories of all ranks, or none. A job
+// name that was only a default gets a new ending when another run has the same ranks.
+func claimAll(base string, ranks []Rank, jobGiven bool, grace time.Duration, say func(string)) (*claims, error) {
+	c := &claims{base: base, grace: grace, say: say}
+	c.sweep()
+	err := c.claim(ranks)
+	if errors.Is(err, rankdir.ErrInUse) && !jobGiven {
+		job, uniqueErr := UniqueJob(ranks[0].Job)
+		if uniqueErr != nil {
+			return nil, uniqueErr
+		}
+		for i := range ranks {
+			ranks[i].Job = job
+		}
+		err = c.claim(ranks)
+	}
+	if err == nil {
+		return c, nil
+	}
+	var d *rankdir.DirError
+	if errors.As(err, &d) {
+		return nil, &Error{Status: StatusUsage, Text: d.Error(), Err: err}
+	}
+	return nil, failf(StatusDirectory, "%w", err)
+}
+
+// claim claims all ranks and notes their directories in them. After an error it holds none.
+func (c *claims) claim(ranks []Rank) error {
+	for i := range ranks {
+		r := &ranks[i]
+		claim, err := rankdir.NewClaim(c.base, r.identity(), rankdir.ClaimOptions{Reclaimed: c.tell})
+		if err != nil {
+			c.reclaim()
+			c.list = nil
+			return err
+		}
+		c.list = append(c.list, claim)
+		r.Dir, r.Lease = claim.Dir(), claim.LeasePath()
+	}
+	return nil
+}
+
+// sweep removes what dead runs left in the disk directory. Its problems are no reason not to
+// run.
+func (c *claims) sweep() {
+	reports, err := rankdir.Sweep(c.base, false)
+	for _, r := range reports {
+		if r.State == rankdir.Reclaimed {
+			c.tell(r)
+		}
+	}
+	if err != nil {
+		c.say(fmt.Sprintf("cannot remove all that ended runs left: %s", oneLine(err)))
+	}
+}
+
+// tell says what a dead run had left, if that was worth a line.
+func (c *claims) tell(r rankdir.Report) {
+	switch {
+	case r.State == rankdir.Reclaimed && len(r.Files) > 0:
+		c.say(fmt.Sprintf("removed %d files, %s, that an ended run left in %s", len(r.Files), humanize.IBytes(r.Bytes), r.Dir))
+	case r.State == rankdir.KeptForeign:
+		c.say(fmt.Sprintf("left alone what an ended run left in %s: %s", r.Dir, r.Why))
+	}
+}
+
+// reclaim removes the files and directories of all ranks, which have ended.
+func (c *claims) reclaim() {
+	for _, claim := range c.list {
+		c.reclaimOne(claim)
+	}
+}
+
+// reclaimOne removes one rank's. A process that the rank left behind and that still uses the
+// directory is ended first: the rank is over, and its files go with it.
+func (c *claims) reclaimOne(claim *rankdir.Claim) {
+	deadline := time.Now().Add(c.grace)
+	for {
+		report, err := claim.Reclaim()
+		switch {
+		case errors.Is(err, rankdir.ErrInUse):
+			if endHolder(report.HeldBy, claim, time.Until(deadline)) {
+				continue
+			}
+			c.say(fmt.Sprintf("%s is still in use (%s); once that has ended, run: ebb gc --disk-dir %s", report.Dir, holderName(report.HeldBy), c.base))
+			claim.Close()
+		case err != nil:
+			c.say(fmt.Sprintf("%s; when the cause is mended, run: ebb gc --disk-dir %s", oneLine(err), c.base))
+			claim.Close()
+		case report.State == rankdir.KeptForeign:
+			c.say(fmt.Sprintf("%s stays: %s (%s)", report.Dir, report.Why, strings.Join(report.Left, " ")))
+			claim.Close()
+		}
+		return
+	}
+}
+
+// endHolder kills the process that holds a rank's lease and waits for its end. The descriptor
+// keeps the number from naming another process between the two looks.
+func endHolder(pid int, claim *rankdir.Claim, limit time.Duration) bool {
+	if pid <= 0 || limit <= 0 {
+		return false
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return true
+	}
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unix.Close(fd) }()
+	again, err := claim.Reclaim()
+	if !errors.Is(err, rankdir.ErrInUse) {
+		return true
+	}
+	if again.HeldBy != pid {
+		return true
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil {
+		return errors.Is(err, unix.ESRCH)
+	}
+	timeout := unix.NsecToTimespec(limit.Nanoseconds())
+	n, err := unix.Ppoll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, &timeout, nil)
+	return n > 0 || errors.Is(err, unix.EINTR)
+}
+
+func holderName(pid int) string {
+	if pid <= 0 {
+		return "by a process in another pid namespace or on another node"
+	}
+	return fmt.Sprintf("by process %d", pid)
+}
+
+// identity is the rank's for its directory.
+func (r Rank) identity() rankdir.Identity {
+	return rankdir.Identity{Job: r.Job, Role: r.Role, Cell: r.Cell, Rank: max(r.Rank, 0)}
+}
+
+// checkIdentity refuses names that make no directories, in the words of the flags.
+func (r Rank) checkIdentity() error {
+	var bad *rankdir.IdentityError
+	if err := r.identity().Validate(); errors.As(err, &bad) {
+		return Usagef("--%s %q: %s", bad.Field, bad.Value, bad.Rule)
+	} else if err != nil {
+		return Usagef("%w", err)
+	}
+	return nil
+}
+
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

@@ -1,0 +1,212 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// CheckDirectory checks whether ebb may keep rank directories in dir, before anything is made.
+// dir need not exist yet: then its nearest ancestor that does is looked at. The warning, if not
+// empty, is one line about a file system that works and is a poor choice.
+func CheckDirectory(dir string, allowRAM bool) (warning string, err error) {
+	const remedy = "name another directory with --offload-train-disk-dir"
+
+	info, err := os.Lstat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		parent, err := existingAncestor(dir)
+		if err != nil {
+			return "", Usagef("disk directory %s: %w; %s", dir, err, remedy)
+		}
+		if err := writable(parent); err != nil {
+			return "", Usagef("disk directory %s does not exist and cannot be made: %w; make it, or %s", dir, err, remedy)
+		}
+		return checkFileSystem(dir, parent, allowRAM)
+	case err != nil:
+		return "", Usagef("disk directory %s cannot be looked at: %w; %s", dir, err, remedy)
+	case info.Mode()&fs.ModeSymlink != 0:
+		return "", Usagef("disk directory %s is a symbolic link: name the directory it points to with --offload-train-disk-dir", dir)
+	case !info.IsDir():
+		return "", Usagef("disk directory %s is not a directory: %s", dir, remedy)
+	}
+	if uid, ok := ownerOf(info); ok && uid != os.Geteuid() {
+		return "", Usagef("disk directory %s belongs to user %d, not to user %d: name a directory of your own with --offload-train-disk-dir", dir, uid, os.Geteuid())
+	}
+	if mode := info.Mode().Perm(); mode&0o022 != 0 {
+		return "", Usagef("disk directory %s is writable by others (mode %04o), who could plant files in it: run chmod go-w on it, or name a directory in it", dir, mode)
+	}
+	if err := writable(dir); err != nil {
+		return "", Usagef("disk directory %s is not writable: %w; %s", dir, err, remedy)
+	}
+	return checkFileSystem(dir, dir, allowRAM)
+}
+
+// MakeDirectory makes a directory that CheckDirectory accepted.
+func MakeDirectory(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return Usagef("disk directory %s cannot be made: %w; name another directory with --offload-train-disk-dir", dir, err)
+	}
+	return nil
+}
+
+// existingAncestor is the nearest directory above dir that exists.
+func existingAncestor(dir string) (string, error) {
+	for {
+		parent := filepath.Dir(dir)
+		info, err := os.Stat(parent)
+		switch {
+		case err == nil && info.IsDir():
+			return parent, nil
+		case err == nil:
+			return "", fmt.Errorf("%s is not a directory", parent)
+		case !errors.Is(err, fs.ErrNotExist) || parent == dir:
+			return "", err
+		}
+		if info, err := os.Lstat(parent); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+			return "", fmt.Errorf("%s is a symbolic link to nowhere", parent)
+		}
+		dir = parent
+	}
+}
+
+// writable checks that this process may make entries in a directory.
+func writable(dir string) error {
+	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+		return &fs.PathError{Op: "write to", Path: dir, Err: err}
+	}
+	return nil
+}
+
+// checkFileSystem judges the file system of existing, where dir is or will be.
+func checkFileSystem(dir, existing string, allowRAM bool) (warning string, err error) {
+	m, err := mountOf(existing)
+	if err != nil {
+		return "", Usagef("disk directory %s: its file system cannot be found out: %w; name another directory with --offload-train-disk-dir", dir, err)
+	}
+	switch {
+	case m.inMemory() && !allowRAM:
+		return "", Usagef("disk directory %s lies on %s, which is %s: parked bytes would stay in memory; name a directory on a local disk with --offload-train-disk-dir, or allow it with --allow-ram-backed-dir", dir, m.point, m.fsType)
+	case m.inMemory():
+		return fmt.Sprintf("disk directory %s lies on %s, which is %s: parked bytes stay in memory", dir, m.point, m.fsType), nil
+	case m.network():
+		return fmt.Sprintf("disk directory %s lies on %s, a network file system (%s): a local disk is faster and does not stall with the network", dir, m.point, m.fsType), nil
+	}
+	return "", nil
+}
+
+// mount is an entry of /proc/self/mountinfo (proc(5)).
+type mount struct {
+	id     int
+	point  string
+	fsType string
+}
+
+// Types of file systems as /proc/self/mountinfo names them.
+var (
+	memoryTypes  = []string{"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
+	networkTypes = []string{
+		"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "mmfs", "beegfs", "9p", "virtiofs", "afs", "ocfs2", "gfs2",
+		"glusterfs", "pvfs2", "orangefs", "wekafs", "panfs", "coda",
+	}
+	// FUSE file systems name their program after "fuse."; these are the ones on local disks.
+	localFUSE = []string{"fuse.bindfs", "fuse.mergerfs", "fuse.fuse-overlayfs", "fuse.fuse2fs", "fuse.ntfs-3g", "fuse.exfat", "fuse.lxcfs"}
+)
+
+func (m mount) inMemory() bool { return slices.Contains(memoryTypes, m.fsType) }
+
+func (m mount) network() bool {
+	if strings.HasPrefix(m.fsType, "fuse.") {
+		return !slices.Contains(localFUSE, m.fsType)
+	}
+	return slices.Contains(networkTypes, m.fsType)
+}
+
+// mountOf finds the mount that path lies on. The kernel tells a file's mount by number, so that
+// neither bind mounts nor symbolic links mislead.
+func mountOf(path string) (mount, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return mount{}, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer func() { _ = unix.Close(fd) }()
+	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	if err != nil {
+		return mount{}, err
+	}
+	id, err := parseMountID(string(info))
+	if err != nil {
+		return mount{}, err
+	}
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return mount{}, err
+	}
+	for _, m := range parseMountinfo(string(table)) {
+		if m.id == id {
+			return m, nil
+		}
+	}
+	return mount{}, fmt.Errorf("mount %d of %s is not in /proc/self/mountinfo", id, path)
+}
+
+func parseMountID(fdinfo string) (int, error) {
+	for line := range strings.Lines(fdinfo) {
+		if v, ok := strings.CutPrefix(line, "mnt_id:"); ok {
+			return strconv.Atoi(strings.TrimSpace(v))
+		}
+	}
+	return 0, errors.New("the kernel does not tell mount numbers")
+}
+
+// parseMountinfo reads lines such as
+//
+//	36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw
+func parseMountinfo(table string) []mount {
+	var mounts []mount
+	for line := range strings.Lines(table) {
+		before, after, ok := strings.Cut(line, " - ")
+		f, g := strings.Fields(before), strings.Fields(after)
+		if !ok || len(f) < 6 || len(g) < 1 {
+			continue
+		}
+		id, err := strconv.Atoi(f[0])
+		if err != nil {
+			continue
+		}
+		mounts = append(mounts, mount{id: id, point: unescapeOctal(f[4]), fsType: g[0]})
+	}
+	return mounts
+}
+
+// unescapeOctal undoes the kernel's \040 for blanks and the like.
+func unescapeOctal(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+func ownerOf(info fs.FileInfo) (uid int, ok bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return int(st.Uid), true
+}

@@ -1,0 +1,161 @@
+package launch
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Outer is who this process is under the launcher that started it. Numbers are -1 where the
+// launcher does not tell.
+type Outer struct {
+	Launcher   string // for people: "torchrun", "Slurm"; empty when there is none
+	Rank       int
+	LocalRank  int
+	World      int
+	LocalWorld int
+	Job        string // the launcher's name of the job, as it gives it; empty when unknown
+}
+
+// A launcher tells each process its place in these variables; the first name that is set counts.
+type launcher struct {
+	name                               string
+	rank, localRank, world, localWorld []string
+}
+
+// The innermost launcher wins. They nest in this order, innermost first: torchrun (and whatever
+// else sets PyTorch's variables: ebb run, Ray, Kubeflow, accelerate) runs inside mpirun, that
+// inside srun, that inside a pod.
+var launchers = []launcher{
+	{"torchrun", []string{"RANK"}, []string{"LOCAL_RANK"}, []string{"WORLD_SIZE"}, []string{"LOCAL_WORLD_SIZE"}},
+	{"Open MPI", []string{"OMPI_COMM_WORLD_RANK"}, []string{"OMPI_COMM_WORLD_LOCAL_RANK"},
+		[]string{"OMPI_COMM_WORLD_SIZE"}, []string{"OMPI_COMM_WORLD_LOCAL_SIZE"}},
+	{"PMI", []string{"PMI_RANK", "PMIX_RANK"}, []string{"MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"},
+		[]string{"PMI_SIZE"}, []string{"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"}},
+	{"Slurm", []string{"SLURM_PROCID"}, []string{"SLURM_LOCALID"}, []string{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, nil},
+	{"Kubernetes", []string{"JOB_COMPLETION_INDEX"}, nil, nil, nil},
+}
+
+// Detect finds the innermost launcher in an environment. Without one, Rank is -1; Job is still
+// that of the surrounding allocation.
+func Detect(getenv func(string) string) (Outer, error) {
+	out := Outer{Rank: -1, LocalRank: -1, World: -1, LocalWorld: -1}
+	for _, l := range launchers {
+		// A batch script carries SLURM_PROCID=0 too, without being a task.
+		if l.name == "Slurm" && getenv("SLURM_STEP_ID") == "" && getenv("SLURM_STEPID") == "" {
+			continue
+		}
+		var err error
+		if out.Rank, err = number(getenv, l.rank); err != nil {
+			return out, err
+		}
+		if out.Rank < 0 {
+			continue
+		}
+		out.Launcher = l.name
+		if out.LocalRank, err = number(getenv, l.localRank); err != nil {
+			return out, err
+		}
+		if out.World, err = number(getenv, l.world); err != nil {
+			return out, err
+		}
+		if out.LocalWorld, err = number(getenv, l.localWorld); err != nil {
+			return out, err
+		}
+		break
+	}
+	switch out.Launcher {
+	case "Slurm":
+		out.LocalWorld = slurmLocalWorld(getenv)
+	case "Kubernetes":
+		out.LocalRank = 0 // one rank in a pod
+		out.LocalWorld = 1
+	}
+	if out.World >= 0 && out.Rank >= out.World {
+		return out, Usagef("rank %d of %s is not below its world size %d: correct the variables, or give --rank", out.Rank, out.Launcher, out.World)
+	}
+	out.Job = outerJob(getenv, out.Launcher)
+	return out, nil
+}
+
+// number reads the first of the variables that is set; -1 when none is.
+func number(getenv func(string) string, names []string) (int, error) {
+	for _, name := range names {
+		v := getenv(name)
+		if v == "" {
+			continue
+		}
+		n, err := strconv.Atoi(v)
+		if err != nil || n < 0 {
+			return -1, Usagef("%s=%s is not a whole number: correct it or unset it", name, v)
+		}
+		return n, nil
+	}
+	return -1, nil
+}
+
+// slurmLocalWorld reads the tasks of this node from a list such as "3,1" or "2(x2)". -1 when
+// the list does not tell.
+func slurmLocalWorld(getenv func(string) string) int {
+	list := getenv("SLURM_STEP_TASKS_PER_NODE")
+	if list == "" {
+		list = getenv("SLURM_TASKS_PER_NODE")
+	}
+	node, err := strconv.Atoi(getenv("SLURM_NODEID"))
+	if err != nil || list == "" {
+		return -1
+	}
+	for _, entry := range strings.Split(list, ",") {
+		count, times, repeated := strings.Cut(entry, "(x")
+		n := 1
+		if repeated {
+			if n, err = strconv.Atoi(strings.TrimSuffix(times, ")")); err != nil {
+				return -1
+			}
+		}
+		if node < n {
+			tasks, err := strconv.Atoi(count)
+			if err != nil {
+				return -1
+			}
+			return tasks
+		}
+		node -= n
+	}
+	return -1
+}
+
+// outerJob names the job: that of the innermost launcher that has one.
+func outerJob(getenv func(string) string, launcher string) string {
+	// torchrun calls every job "none" that was not given a name.
+	if id := getenv("TORCHELASTIC_RUN_ID"); launcher == "torchrun" && id != "" && id != "none" {
+		return "torchrun-" + id
+	}
+	if launcher == "Open MPI" || launcher == "PMI" {
+		for _, name := range []string{"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID", "PMI_JOBID"} {
+			if id := getenv(name); id != "" {
+				return "mpi-" + id
+			}
+		}
+	}
+	if id := getenv("SLURM_JOB_ID"); id != "" {
+		step := getenv("SLURM_STEP_ID")
+		if step == "" {
+			step = getenv("SLURM_STEPID")
+		}
+		if step == "" {
+			return "slurm-" + id
+		}
+		return fmt.Sprintf("slurm-%s.%s", id, step)
+	}
+	if id := getenv("RAY_JOB_ID"); id != "" {
+		return "ray-" + id
+	}
+	// Pods of an indexed job are called JOB-INDEX.
+	if index := getenv("JOB_COMPLETION_INDEX"); index != "" {
+		if job, ok := strings.CutSuffix(getenv("HOSTNAME"), "-"+index); ok && job != "" {
+			return "k8s-" + job
+		}
+	}
+	return ""
+}

@@ -1,0 +1,186 @@
+package launch
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+)
+
+// Where paused memory goes.
+const (
+	TargetCPU  = "cpu"
+	TargetDisk = "disk"
+)
+
+// Devices. Auto is a CUDA driver too: it only leaves out the check when nothing of ebb runs on
+// the device.
+const (
+	DeviceAuto = "auto"
+	DeviceCUDA = "cuda"
+	DeviceSoft = "soft"
+)
+
+// Defaults of the flags.
+const (
+	DefaultChunkMB = 256
+	DefaultMargin  = 1 << 30 // bytes; 0 on the software device
+	DefaultRole    = "actor"
+	DefaultGrace   = 30 * time.Second
+)
+
+// maxRanks is more than any node has devices; a larger number is a slip of the keyboard.
+const maxRanks = 4096
+
+// Options is what the flags of run, exec and env say.
+type Options struct {
+	Ranks  int // --nproc-per-node
+	Device string
+
+	Offload     bool
+	Target      string
+	DiskDirs    []string // empty: DefaultDiskDir
+	ChunkMB     int
+	MarginBytes int64 // negative: the default
+	AllowRAM    bool
+
+	Role  string
+	Cell  int
+	Job   string // empty: see DefaultJob
+	Grace time.Duration
+}
+
+// NewOptions returns the defaults.
+func NewOptions() Options {
+	return Options{
+		Ranks: 1, Device: DeviceAuto, Target: TargetCPU, ChunkMB: DefaultChunkMB, MarginBytes: -1,
+		Role: DefaultRole, Grace: DefaultGrace,
+	}
+}
+
+// Disk reports whether ranks use the disk directory.
+func (o Options) Disk() bool { return o.Offload && o.Target == TargetDisk }
+
+// Margin is the device memory, in bytes, that allocations of a rank leave free.
+func (o Options) Margin() int64 {
+	switch {
+	case o.MarginBytes >= 0:
+		return o.MarginBytes
+	case o.Device == DeviceSoft:
+		return 0
+	default:
+		return DefaultMargin
+	}
+}
+
+// Validate checks the options against each other and against the memory of the machine, in
+// bytes. localRanks is the number of ranks that share it.
+func (o Options) Validate(localRanks int, memory uint64) error {
+	if o.Target == TargetDisk && !o.Offload {
+		return Usagef("--offload-train-target disk has no effect without --offload-train: add --offload-train, or leave the target out")
+	}
+	if !o.Disk() {
+		return nil
+	}
+	if len(o.DiskDirs) > 1 {
+		return Usagef("--offload-train-disk-dir names %d directories: striping over several is not supported; name one", len(o.DiskDirs))
+	}
+	chunk := uint64(o.ChunkMB) << 20
+	if need := chunk * uint64(max(localRanks, 1)); memory > 0 && need > memory {
+		return Usagef("--offload-train-disk-chunk-mb %d: %d ranks would pin %s of the %s of memory here; choose a smaller chunk",
+			o.ChunkMB, max(localRanks, 1), humanize.IBytes(need), humanize.IBytes(memory))
+	}
+	return nil
+}
+
+// DiskDir is the disk directory, absolute and clean.
+func (o Options) DiskDir(getenv func(string) string, uid int) (string, error) {
+	dir := DefaultDiskDir(getenv, uid)
+	if len(o.DiskDirs) > 0 {
+		dir = o.DiskDirs[0]
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return "", Usagef("--offload-train-disk-dir %s: %w; name an absolute path", dir, err)
+	}
+	return abs, nil
+}
+
+// DefaultDiskDir is $SCRATCH/miles_train_offload_<uid>, with /scratch where SCRATCH is unset.
+func DefaultDiskDir(getenv func(string) string, uid int) string {
+	scratch := getenv("SCRATCH")
+	if scratch == "" {
+		scratch = "/scratch"
+	}
+	return filepath.Join(scratch, fmt.Sprintf("miles_train_offload_%d", uid))
+}
+
+// The parsers below give the words after "invalid argument … for … flag:".
+
+// ParseRanks parses --nproc-per-node.
+func ParseRanks(s string) (int, error) {
+	return parseInt(s, 1, maxRanks, "a number of ranks")
+}
+
+// ParseChunkMB parses --offload-train-disk-chunk-mb. The bound keeps sizes in bytes far from
+// overflow; Validate compares with the memory of the machine.
+func ParseChunkMB(s string) (int, error) {
+	return parseInt(s, 1, 1<<20, "a whole number of MiB")
+}
+
+// ParseIndex parses --cell and --rank.
+func ParseIndex(s string) (int, error) {
+	return parseInt(s, 0, 1<<20, "a whole number")
+}
+
+func parseInt(s string, low, high int, what string) (int, error) {
+	n, err := strconv.Atoi(s)
+	if err != nil || n < low || n > high {
+		return 0, fmt.Errorf("must be %s from %d to %d", what, low, high)
+	}
+	return n, nil
+}
+
+// ParseMargin parses --train-memory-margin-bytes: bytes, or a size such as 512MiB.
+func ParseMargin(s string) (int64, error) {
+	n, err := humanize.ParseBytes(s)
+	if err != nil || strings.HasPrefix(s, "-") || n > 1<<60 {
+		return 0, fmt.Errorf("must be a number of bytes, at least 0, or a size such as 512MiB")
+	}
+	return int64(n), nil
+}
+
+// ParseGrace parses --grace.
+func ParseGrace(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 {
+		return 0, fmt.Errorf("must be a time such as 30s or 2m")
+	}
+	return d, nil
+}
+
+// ParseChoice checks that s is one of the words.
+func ParseChoice(s string, words ...string) (string, error) {
+	if !slices.Contains(words, s) {
+		return "", fmt.Errorf("must be one of %s", strings.Join(words, ", "))
+	}
+	return s, nil
+}
+
+// ParseDirs splits DIR[,DIR…].
+func ParseDirs(s string) ([]string, error) {
+	dirs := strings.Split(s, ",")
+	for i, d := range dirs {
+		if strings.TrimSpace(d) == "" {
+			return nil, fmt.Errorf("entry %d of the list is empty", i+1)
+		}
+		if strings.ContainsAny(d, "\n\x00") {
+			return nil, fmt.Errorf("entry %d of the list holds a line break or a zero byte", i+1)
+		}
+	}
+	return dirs, nil
+}

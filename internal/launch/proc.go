@@ -1,0 +1,99 @@
+package launch
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// procStat is what ebb needs of /proc/<pid>/stat (proc(5)).
+type procStat struct {
+	pid   int
+	state byte // 'Z' zombie, 'X' dead: of the process's first thread
+	pgrp  int
+}
+
+// alive reports whether the process runs: its first thread, or another one after that ended.
+func (s procStat) alive() bool {
+	if s.state != 'Z' && s.state != 'X' {
+		return true
+	}
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", s.pid))
+	return err == nil && len(tasks) > 1
+}
+
+func readStat(pid int) (procStat, error) {
+	path := fmt.Sprintf("/proc/%d/stat", pid)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return procStat{}, err
+	}
+	// The name stands in parentheses and may itself hold parentheses and spaces.
+	end := bytes.LastIndexByte(b, ')')
+	if end < 0 {
+		return procStat{}, fmt.Errorf("%s: no process name", path)
+	}
+	f := strings.Fields(string(b[end+1:])) // f[0] is field 3
+	if len(f) < 3 {
+		return procStat{}, fmt.Errorf("%s: %d fields after the name", path, len(f))
+	}
+	pgrp, err := strconv.Atoi(f[2])
+	if err != nil {
+		return procStat{}, fmt.Errorf("%s: process group: %w", path, err)
+	}
+	return procStat{pid: pid, state: f[0][0], pgrp: pgrp}, nil
+}
+
+// processes lists the processes that this one can see and that still exist when looked at.
+func processes() ([]procStat, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var all []procStat
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if s, err := readStat(pid); err == nil {
+			all = append(all, s)
+		}
+	}
+	return all, nil
+}
+
+// Memory is the memory that this machine, or the container it looks like, has, in bytes; 0 when
+// unknown.
+func Memory() uint64 {
+	total := uint64(0)
+	if b, err := os.ReadFile("/proc/meminfo"); err == nil {
+		total = parseMemTotal(string(b))
+	}
+	for _, path := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		if limit, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64); err == nil && (total == 0 || limit < total) {
+			total = limit
+		}
+	}
+	return total
+}
+
+func parseMemTotal(meminfo string) uint64 {
+	for line := range strings.Lines(meminfo) {
+		f := strings.Fields(line)
+		if len(f) == 3 && f[0] == "MemTotal:" && f[2] == "kB" {
+			kb, err := strconv.ParseUint(f[1], 10, 54)
+			if err != nil {
+				return 0
+			}
+			return kb << 10
+		}
+	}
+	return 0
+}

@@ -1,0 +1,179 @@
+package launch
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+)
+
+// Request is a run of one command as one or more ranks.
+type Request struct {
+	Options
+	Argv     []string
+	Labelled bool     // output goes through ebb, with the rank in front of each line
+	Exec     bool     // one rank under an outer launcher, instead of a world of ebb's own
+	Rank     int      // with Exec: the rank if it was given, else -1
+	Environ  []string // ebb's own environment
+	Say      func(string)
+}
+
+// Run carries out a request: checks everything, starts the ranks, waits for them, and removes
+// what they leave on disk, whatever happened. The error is ebb's own; how the command ended is
+// in the outcome.
+func Run(req Request) (out Outcome, err error) {
+	getenv := Lookup(req.Environ)
+	path, err := FindCommand(req.Argv[0], getenv("PATH"))
+	if err != nil {
+		return out, err
+	}
+	libs, err := FindLibraries("/proc/self/exe", getenv)
+	if err != nil {
+		return out, err
+	}
+	ranks, err := req.ranks(getenv)
+	if err != nil {
+		return out, err
+	}
+	if err := req.Validate(len(ranks), Memory()); err != nil {
+		return out, err
+	}
+	for _, r := range ranks {
+		if err := r.checkIdentity(); err != nil {
+			return out, err
+		}
+	}
+	if err := libs.Check(req.Options); err != nil {
+		return out, err
+	}
+	var base string
+	if req.Disk() {
+		if base, err = req.DiskDir(getenv, os.Getuid()); err != nil {
+			return out, err
+		}
+		warning, err := CheckDirectory(base, req.AllowRAM)
+		if err != nil {
+			return out, err
+		}
+		if warning != "" {
+			req.Say(warning)
+		}
+	}
+
+	// From here on something may have to be removed again.
+	signals := CatchSignals()
+	defer signals.Stop()
+	settings, err := Settings(req.Options, libs, ranks[0], getenv)
+	if err != nil {
+		return out, err
+	}
+	if err := probe(req.Options, libs, Apply(req.Environ, settings), signals); err != nil {
+		return out, err
+	}
+	if req.Disk() {
+		claims, err := claimAll(base, ranks, req.Job != "", req.Grace, req.Say)
+		if err != nil {
+			return out, err
+		}
+		defer claims.sweep() // what runs inside this one left
+		defer claims.reclaim()
+	}
+	if err := signals.Pending(); err != nil {
+		return out, err
+	}
+
+	group := Group{Labelled: req.Labelled, Grace: req.Grace, Signals: signals, Say: req.Say}
+	for _, r := range ranks {
+		settings, err := Settings(req.Options, libs, r, getenv)
+		if err != nil {
+			return out, err
+		}
+		settings = append(settings, Setting{Name: envRun, Value: strconv.Itoa(os.Getpid())})
+		name := fmt.Sprintf("rank %d", max(r.Rank, 0))
+		group.Processes = append(group.Processes, Process{
+			Name: name, Path: path, Args: req.Argv, Env: Apply(req.Environ, settings), Label: "[" + name + "] ",
+		})
+	}
+	return Supervise(group)
+}
+
+// ranks lists the ranks of the request, without their directories.
+func (req Request) ranks(getenv func(string) string) ([]Rank, error) {
+	outer, err := Detect(getenv)
+	if err != nil {
+		return nil, err
+	}
+	job := req.Job
+	if job == "" {
+		if job, err = DefaultJob(outer, getenv); err != nil {
+			return nil, err
+		}
+	}
+	if req.Exec {
+		r, err := ExecRank(req.Options, outer, req.Rank, getenv)
+		r.Job = job
+		return []Rank{r}, err
+	}
+
+	addr, port := getenv("MASTER_ADDR"), getenv("MASTER_PORT")
+	if outer.Launcher != "" {
+		addr, port = "", "" // they are of the world that this process is a rank of
+	}
+	if addr == "" {
+		addr = "127.0.0.1"
+	}
+	if port == "" {
+		if port, err = freePort(); err != nil {
+			return nil, err
+		}
+	}
+	ranks := make([]Rank, req.Ranks)
+	for i := range ranks {
+		ranks[i] = Rank{
+			Role: req.Role, Cell: req.Cell, Job: job,
+			Rank: i, LocalRank: i, World: req.Ranks, LocalWorld: req.Ranks,
+			MasterAddr: addr, MasterPort: port, OwnWorld: true,
+		}
+	}
+	return ranks, nil
+}
+
+// ExecRank is the rank that this process is under an outer launcher; given, if not negative,
+// says which. Without a launcher it is rank 0 of a world of one.
+func ExecRank(o Options, outer Outer, given int, getenv func(string) string) (Rank, error) {
+	r := Rank{
+		Role: o.Role, Cell: o.Cell,
+		Rank: outer.Rank, LocalRank: outer.LocalRank, World: outer.World, LocalWorld: outer.LocalWorld,
+	}
+	switch {
+	case given >= 0:
+		r.Rank = given
+	case outer.Launcher == "":
+		r.Rank, r.LocalRank, r.World, r.LocalWorld = 0, 0, 1, 1
+		if r.MasterAddr = getenv("MASTER_ADDR"); r.MasterAddr == "" {
+			r.MasterAddr = "127.0.0.1"
+		}
+		if r.MasterPort = getenv("MASTER_PORT"); r.MasterPort == "" {
+			port, err := freePort()
+			if err != nil {
+				return r, err
+			}
+			r.MasterPort = port
+		}
+	}
+	return r, nil
+}
+
+// freePort is a port of the loopback interface that nobody has now.
+func freePort() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", failf(StatusInternal, "finding a free port: %w; set MASTER_PORT", err)
+	}
+	defer func() { _ = l.Close() }()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		return "", failf(StatusInternal, "finding a free port: %w; set MASTER_PORT", err)
+	}
+	return port, nil
+}

@@ -1,0 +1,325 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is one rank to start.
+type Process struct {
+	Name  string // in messages: "rank 3"
+	Path  string // the program
+	Args  []string
+	Env   []string
+	Label string // put in front of its output lines, with Group.Labelled
+}
+
+// Group is what Supervise runs.
+type Group struct {
+	Processes []Process
+	// Labelled sends the output through ebb, line by line. Otherwise the processes have ebb's
+	// own streams.
+	Labelled bool
+	// Grace is how long the others have to end, after SIGTERM, when one has failed.
+	Grace   time.Duration
+	Signals *Signals
+	Say     func(string) // one line for the user
+}
+
+// Outcome is how a group ended.
+type Outcome struct {
+	Status int // exit status of the first process that failed, or 128 + its signal; 0 when none did
+	First  int // that process, or -1
+}
+
+// Supervise starts all processes and returns when all have ended and their output is written.
+// It never returns with one of them running.
+//
+// Each process leads a process group. The kernel kills it (PR_SET_PDEATHSIG) when the thread
+// that started it ends, so one thread starts all and stays until the last has ended.
+//
+// Signals go to all groups. When one process fails the others get SIGTERM, and SIGKILL after
+// the grace period. A second SIGINT kills all at once; a third gives up waiting for somebody to
+// read the output.
+func Supervise(g Group) (Outcome, error) {
+	s := &supervisor{Group: g, first: -1, watch: newExitWatch()}
+	if err := s.streams(); err != nil {
+		return Outcome{}, err
+	}
+	defer s.closeStreams()
+
+	started := make(chan error)
+	ended := make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with this function
+		started <- s.start()
+		<-ended
+	}()
+	startErr := <-started
+	if startErr != nil {
+		s.kill()
+	}
+	s.loop()
+	close(ended)
+	s.finishOutput()
+	if startErr != nil {
+		return Outcome{}, startErr
+	}
+	return Outcome{Status: s.status, First: s.first}, nil
+}
+
+type supervisor struct {
+	Group
+	children []*child
+	watch    *exitWatch
+
+	stdin    *os.File
+	out, err *sink
+
+	status, first int
+	interrupts    int
+	passedOn      bool             // a signal that ends a run was passed on
+	deadline      <-chan time.Time // when the rest is killed
+}
+
+type child struct {
+	Process
+	pid    int
+	reaped bool
+	pumps  []*pump
+}
+
+// streams prepares what the processes read and where their output goes. Several cannot share an
+// input: they get an empty one.
+func (s *supervisor) streams() error {
+	s.out, s.err = newSinks(os.Stdout, os.Stderr)
+	if len(s.Processes) == 1 {
+		s.stdin = os.Stdin
+		return nil
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return failf(StatusInternal, "opening the ranks' input: %w", err)
+	}
+	s.stdin = null
+	return nil
+}
+
+func (s *supervisor) closeStreams() {
+	if s.stdin != os.Stdin {
+		s.stdin.Close()
+	}
+}
+
+// start starts all processes, or reports the first that could not be started. It runs on the
+// thread whose end kills them.
+func (s *supervisor) start() error {
+	for _, p := range s.Processes {
+		c := &child{Process: p}
+		if err := s.startOne(c); err != nil {
+			return err
+		}
+		s.children = append(s.children, c)
+		s.watch.add(c.pid)
+	}
+	return nil
+}
+
+func (s *supervisor) startOne(c *child) error {
+	stdout, stderr := os.Stdout, os.Stderr
+	if s.Labelled {
+		for _, to := range []struct {
+			file **os.File
+			sink *sink
+		}{{&stdout, s.out}, {&stderr, s.err}} {
+			r, w, err := os.Pipe()
+			if err != nil {
+				for _, p := range c.pumps {
+					p.stop()
+				}
+				return failf(StatusInternal, "%s: making a pipe for its output: %w; raise the limit of open files (ulimit -n)", c.Name, err)
+			}
+			defer w.Close() // the rank has its own
+			_, _ = unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, pipeSize)
+			*to.file = w
+			c.pumps = append(c.pumps, startPump(r, c.Label, to.sink))
+		}
+	}
+	pid, err := syscall.ForkExec(c.Path, c.Args, &syscall.ProcAttr{
+		Env:   c.Env,
+		Files: []uintptr{s.stdin.Fd(), stdout.Fd(), stderr.Fd()},
+		Sys:   &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL},
+	})
+	if err != nil {
+		for _, p := range c.pumps {
+			p.stop()
+		}
+		return startError(c, err)
+	}
+	c.pid = pid
+	return nil
+}
+
+func startError(c *child, err error) error {
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		// The file was there a moment ago: more often its interpreter is missing.
+		return failf(StatusNotFound, "%s: cannot start %s: %w; check the program and the interpreter that it names", c.Name, c.Path, err)
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.ENOEXEC), errors.Is(err, unix.ELIBBAD):
+		return failf(StatusNotExecutable, "%s: cannot start %s: %w; check that it is a program, or a script with a #! line", c.Name, c.Path, err)
+	case errors.Is(err, unix.E2BIG):
+		return failf(StatusNotExecutable, "%s: cannot start %s: %w; shorten its arguments or the environment", c.Name, c.Path, err)
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOMEM):
+		return failf(StatusInternal, "%s: cannot start %s: %w; raise the limit of processes (ulimit -u), or free memory", c.Name, c.Path, err)
+	default:
+		return failf(StatusInternal, "%s: cannot start %s: %w", c.Name, c.Path, err)
+	}
+}
+
+// loop runs until every process that was started has ended.
+func (s *supervisor) loop() {
+	exits := s.watch.exits()
+	groups := make(chan *child)
+	for running := len(s.children); running > 0; {
+		select {
+		case i := <-exits:
+			c := s.children[i]
+			s.ended(i, c)
+			go func() {
+				if !awaitGroup(c.pid, s.Grace) {
+					s.Say(fmt.Sprintf("%s: processes that it started do not end (stuck in the kernel); not waiting for them", c.Name))
+				}
+				groups <- c
+			}()
+		case c := <-groups:
+			for _, p := range c.pumps {
+				p.stop()
+			}
+			running--
+		case sig := <-s.Signals.c:
+			s.handle(sig)
+		case <-s.deadline:
+			s.deadline = nil
+			s.Say(fmt.Sprintf("%s did not end within %v of SIGTERM: killed", s.runningNames(), s.Grace))
+			s.kill()
+		}
+	}
+}
+
+// ended takes the exit status of a process and, if it is the first failure, ends the others.
+func (s *supervisor) ended(i int, c *child) {
+	wait, err := endGroup(c.pid)
+	c.reaped = true
+	status, how := exitStatus(wait)
+	if err != nil {
+		status, how = StatusInternal, fmt.Sprintf("was lost: %v", err)
+	}
+	if status == 0 || s.first >= 0 {
+		return
+	}
+	s.first, s.status = i, status
+	others := s.runningNames()
+	if others == "" {
+		s.Say(fmt.Sprintf("%s %s", c.Name, how))
+		return
+	}
+	s.Say(fmt.Sprintf("%s %s: ending %s", c.Name, how, others))
+	if !s.passedOn {
+		s.signal(unix.SIGTERM)
+		s.signal(unix.SIGCONT) // a stopped process takes no signal until it goes on
+	}
+	s.deadline = time.After(s.Grace)
+}
+
+func exitStatus(w unix.WaitStatus) (status int, how string) {
+	switch {
+	case w.Signaled():
+		how = fmt.Sprintf("was ended by %s (status %d)", signalName(w.Signal()), statusSignal+int(w.Signal()))
+		return statusSignal + int(w.Signal()), how
+	default:
+		return w.ExitStatus(), fmt.Sprintf("failed with status %d", w.ExitStatus())
+	}
+}
+
+// handle passes a signal on.
+func (s *supervisor) handle(sig os.Signal) {
+	n, ok := sig.(syscall.Signal)
+	if !ok {
+		return
+	}
+	switch {
+	case n == unix.SIGTSTP:
+		s.signal(unix.SIGTSTP)
+		_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+		return
+	case n == unix.SIGINT:
+		s.interrupts++
+		if s.interrupts == 2 {
+			s.Say("second SIGINT: killing " + s.runningNames())
+			s.kill()
+		}
+		if s.interrupts >= 2 {
+			return
+		}
+		s.Say("SIGINT passed on; once more kills the ranks")
+	}
+	s.signal(n)
+	if terminates(n) {
+		s.passedOn = true
+		s.signal(unix.SIGCONT)
+	}
+}
+
+// signal sends a signal to the group of every process that has not ended.
+func (s *supervisor) signal(sig syscall.Signal) {
+	for _, c := range s.children {
+		if !c.reaped {
+			_ = unix.Kill(-c.pid, sig)
+		}
+	}
+}
+
+func (s *supervisor) kill() { s.signal(unix.SIGKILL) }
+
+// runningNames names the processes that have not ended, for a message.
+func (s *supervisor) runningNames() string {
+	var names []string
+	for _, c := range s.children {
+		if !c.reaped {
+			names = append(names, c.Name)
+		}
+	}
+	if len(names) > 4 {
+		return fmt.Sprintf("%d ranks", len(names))
+	}
+	return strings.Join(names, ", ")
+}
+
+// finishOutput waits until the output is written, or until SIGINT when the user has asked twice
+// already: somebody has stopped reading it.
+func (s *supervisor) finishOutput() {
+	for _, c := range s.children {
+		for _, p := range c.pumps {
+			for waiting := true; waiting; {
+				select {
+				case <-p.done:
+					waiting = false
+				case sig := <-s.Signals.c:
+					if sig == unix.SIGINT {
+						s.interrupts++
+					}
+					if s.interrupts > 2 {
+						return
+					}
+				}
+			}
+		}
+	}
+}
