@@ -95,12 +95,14 @@ test-python: ## Python: everything compiles; unit tests
 test-e2e: build ## whole processes under the real libraries, over softgpu
 	$(GO) test -count=1 ./test/e2e
 
-# Longer random and kill forms of the same tests; each prints the seed that repeats it.
+# The same tests, in which EBB_TEST_LONG makes the random and kill tests long. Each of these prints
+# the seed that repeats it.
 .PHONY: test-long
 test-long: export EBB_TEST_LONG = 1
-test-long: build ## longer random and kill tests; prints their seeds
-	$(GO) test -race -count=1 -timeout 30m -v -run 'Long|Random|Kill' $(GO_UNIT) | scripts/summarise-long.sh
-	$(GO) test -count=1 -timeout 30m -v -run 'Long|Random|Kill' ./test/e2e | scripts/summarise-long.sh
+test-long: build ## long forms of the random and kill tests; prints their seeds
+	$(GO) test -race -count=1 -timeout 30m -v $(GO_UNIT) 2>&1 | scripts/summarise-tests.sh
+	$(GO) test -count=1 -timeout 30m -v ./test/e2e 2>&1 | scripts/summarise-tests.sh
+	$(MAKE) -C softgpu test
 	@echo "make test-long: all passed"
 
 .PHONY: bench
