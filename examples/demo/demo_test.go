@@ -128,7 +128,7 @@ exec "$REAL" "$@"`)
 }
 
 func TestRolloutThatDoesNotGetItsMemoryFailsTheDemo(t *testing.T) {
-	c := small(t).replace(t, "demo-rollout", `SOFTGPU_FAULT=cudaMalloc:3+:cudaErrorMemoryAllocation exec "$REAL" "$@"`)
+	c := small(t).replace(t, "demo-rollout", `SOFTGPU_FAULT=cudaMalloc:4+:2 exec "$REAL" "$@"`)
 	wantFailure(t, c, `the device gave \d+ of its \d+ bytes`)
 }
 
