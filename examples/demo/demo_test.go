@@ -85,7 +85,7 @@ func wantFailure(t *testing.T, c config, pattern string) {
 
 func wantEmpty(t *testing.T, dir string) {
 	t.Helper()
-	if n, err := countEntries(dir); n != 0 || err != nil {
+	if n, err := countEntries(dir, ""); n != 0 || err != nil {
 		t.Errorf("%d entries left below %s (%v)", n, dir, err)
 	}
 }
@@ -201,6 +201,24 @@ func TestDemoGivesUpAtItsDeadline(t *testing.T) {
 	c := small(t).replace(t, "ebb", `exec sleep 1000`)
 	c.Timeout = 10 * time.Second
 	wantFailure(t, c, `not finished after 10s`)
+}
+
+func TestLeftEntriesAreCounted(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{".ebb", "job", "job/rank"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := countEntries(dir, ".ebb"); n != 2 || err != nil {
+		t.Errorf("two directories beside .ebb are %d (%v)", n, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, ".ebb", "x.lease"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := countEntries(dir, ".ebb"); n != 3 || err != nil {
+		t.Errorf("with a file in .ebb they are %d (%v)", n, err)
+	}
 }
 
 func TestMissingProgramIsNamed(t *testing.T) {

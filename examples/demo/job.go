@@ -17,8 +17,12 @@ import (
 	"time"
 )
 
-// stopGrace is how long processes have to end by themselves once they are asked to.
-const stopGrace = 20 * time.Second
+// How long ranks have to end by themselves once they are asked to, and how long ebb run has,
+// which waits for its ranks first and then removes their files.
+const (
+	rankGrace = 10 * time.Second
+	stopGrace = 30 * time.Second
+)
 
 // process is a program to run: its arguments and what its environment has beside ours.
 type process struct {
@@ -164,7 +168,7 @@ func (d *demo) parkedJob() []process {
 		args: append([]string{
 			filepath.Join(d.Dist, "bin/ebb"), "run", "--device", "soft", "--nproc-per-node", strconv.Itoa(d.Ranks),
 			"--offload-train", "--offload-train-target", "disk", "--offload-train-disk-dir", d.diskDir(),
-			"--offload-train-disk-chunk-mb", strconv.Itoa(chunkMB), "--",
+			"--offload-train-disk-chunk-mb", strconv.Itoa(chunkMB), "--grace", rankGrace.String(), "--",
 		}, d.trainCommand()...),
 		env: d.device(),
 	}}
