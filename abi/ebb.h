@@ -134,7 +134,7 @@ bool tms_get_retain_cpu_backup(void);
 void tms_set_disk_backup_dir(const char *dir);
 
 /* Device memory, in bytes, that allocations must leave free; an allocation that would not
- * reports cudaErrorMemoryAllocation. Initially 0. */
+ * reports cudaErrorMemoryAllocation. Initially EBB_TRAIN_MEMORY_MARGIN_BYTES, or 0. */
 void set_memory_margin_bytes(uint64_t bytes);
 
 /*

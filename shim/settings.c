@@ -96,6 +96,24 @@ static double env_seconds(const char *name)
 	return seconds;
 }
 
+/* Bytes of device memory to leave free; ebb's launcher sets it. */
+static uint64_t env_margin_bytes(void)
+{
+	static const char name[] = "EBB_TRAIN_MEMORY_MARGIN_BYTES";
+	const char *value = settings_env(name);
+	char *end;
+
+	if (value == NULL)
+		return 0;
+	errno = 0;
+	unsigned long long bytes = strtoull(value, &end, 10);
+	if (value[0] < '0' || value[0] > '9' || *end != '\0' || errno != 0) {
+		log_line("%s=%s is ignored: not a number of bytes", name, value);
+		return 0;
+	}
+	return bytes;
+}
+
 static void lock_disk_dir(void)
 {
 	pthread_mutex_lock(&disk_dir_lock);
@@ -116,6 +134,7 @@ static void read_environment(void)
 	from_env.chunk_bytes = env_chunk_bytes();
 	from_env.resume_wait_s = env_seconds("EBB_RESUME_WAIT");
 	retain_cpu_backup = env_bool("TMS_RETAIN_CPU_BACKUP");
+	margin_bytes = env_margin_bytes();
 
 	const char *dir = settings_env("TMS_DISK_BACKUP_DIR");
 	disk_dir = dir != NULL ? strdup(dir) : NULL;
@@ -179,10 +198,12 @@ EXPORT void tms_set_retain_cpu_backup(bool on)
 
 uint64_t settings_margin(void)
 {
+	settings();
 	return margin_bytes;
 }
 
 EXPORT void set_memory_margin_bytes(uint64_t bytes)
 {
+	settings();
 	margin_bytes = bytes;
 }

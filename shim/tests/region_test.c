@@ -211,6 +211,21 @@ static void torch_allocator_is_always_managed(void)
 	EXPECT(engine_seen()->mallocs == 1 && fake_cudart_13.mallocs == 0);
 }
 
+static void margin_from_environment_until_set(void)
+{
+	managed_malloc(1);
+	EXPECT(engine_seen()->margin == 3u << 20);
+	set_memory_margin_bytes(0);
+	managed_malloc(2);
+	EXPECT(engine_seen()->margin == 0);
+}
+
+static void bad_margin_is_none(void)
+{
+	managed_malloc(1);
+	EXPECT(engine_seen()->margin == 0);
+}
+
 CASES(
 	{.says = "outside regions calls go to the runtime and no engine is loaded",
 	 .run = outside_regions_everything_is_the_runtimes},
@@ -219,6 +234,13 @@ CASES(
 	 .run = a_region_is_managed},
 	{.says = "tag, backup, backend, margin and device are those at the time of the allocation",
 	 .run = settings_are_those_at_the_time},
+	{.says = "the margin is EBB_TRAIN_MEMORY_MARGIN_BYTES until a call sets another",
+	 .run = margin_from_environment_until_set,
+	 .env = {"EBB_TRAIN_MEMORY_MARGIN_BYTES=3145728"}},
+	{.says = "a bad margin is named and counts as none",
+	 .run = bad_margin_is_none,
+	 .env = {"EBB_TRAIN_MEMORY_MARGIN_BYTES=-1"},
+	 .lines = {"ebb: EBB_TRAIN_MEMORY_MARGIN_BYTES=-1 is ignored: not a number of bytes"}},
 	{.says = "nested regions restore what was", .run = nested_regions_restore},
 	{.says = "settings are per thread", .run = settings_are_per_thread},
 	{.says = "the environment sets where every thread starts",
