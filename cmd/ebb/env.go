@@ -1,9 +1,49 @@
 package main
 
 import (
+	"os"
+
 	"github.com/spf13/cobra"
+
+	"github.com/ebb-offload/ebb/internal/launch"
 )
 
 func newEnv() *cobra.Command {
-	return &cobra.Command{Use: "env"}
+	var (
+		r      launch.EnvRequest
+		format = launch.FormatShell
+		asJSON bool
+	)
+	cmd := &cobra.Command{
+		Use:   "env [flags] --rank R",
+		Short: "Print what would be set for a rank",
+		Long: `Prints the variables that ebb would set for a rank, for launchers that start ranks themselves:
+
+  eval "$(ebb env --offload-train --rank 3)"
+  runtime_env={"env_vars": json.loads(subprocess.check_output(["ebb", "env", …, "--json"]))}
+
+Without ebb as supervisor nobody removes the files of a rank that is killed: run ebb gc.`,
+		DisableFlagsInUseLine: true,
+		Args:                  noArgs,
+		PreRunE:               func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if asJSON {
+				format = launch.FormatJSON
+			}
+			r.RanksGiven = cmd.Flags().Changed("nproc-per-node")
+			r.Environ, r.Say = os.Environ(), say
+			settings, err := launch.EnvSettings(r)
+			if err != nil {
+				return err
+			}
+			return launch.WriteSettings(os.Stdout, format, settings)
+		},
+	}
+	launchFlags(cmd.Flags(), &r.Options)
+	ranksFlag(cmd.Flags(), &r.Options)
+	rankFlag(cmd.Flags(), &r.Rank)
+	cmd.Flags().Var(&value{text: format, kind: "shell|json|dotenv", parse: into(&format, word(launch.FormatShell, launch.FormatJSON, launch.FormatDotenv))},
+		"format", "shell: export lines; json: one flat object; dotenv: NAME=value lines")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "the same as --format json")
+	return cmd
 }

@@ -13,7 +13,8 @@
 //	environment.go  a rank's environment (pure)
 //	probe.go        whether preload and GPU driver work in that environment
 //	claims.go       rank directories: sweep, claim, reclaim
-//	supervise.go    start, signals, exit statuses; group.go, output.go, terminal.go serve it
+//	supervise.go    start, signals, exit statuses; group.go, output.go, guard.go,
+//	                orphans.go, signals.go and terminal.go serve it
 //
 // Nothing is created before everything that can be checked was checked.
 package launch

@@ -43,7 +43,8 @@ type Outcome struct {
 // It never returns with one of them running.
 //
 // Each process leads a process group. The kernel kills it (PR_SET_PDEATHSIG) when the thread
-// that started it ends, so one thread starts all and stays until the last has ended.
+// that started it ends, so one thread starts all and stays until the last has ended. The guard
+// does the same for the rest of the group.
 //
 // Signals go to all groups. When one process fails the others get SIGTERM, and SIGKILL after
 // the grace period. A second SIGINT kills all at once; a third gives up waiting for somebody to
@@ -54,6 +55,13 @@ func Supervise(g Group) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer s.closeStreams()
+	var err error
+	if s.guard, err = startGuard(); err != nil {
+		return Outcome{}, err
+	}
+	defer s.guard.close()
+	s.orphans = reapOrphans(s.guard.cmd.Process.Pid)
+	defer s.orphans.stop()
 
 	started := make(chan error)
 	ended := make(chan struct{})
@@ -79,9 +87,12 @@ type supervisor struct {
 	Group
 	children []*child
 	watch    *exitWatch
+	guard    *guard
+	orphans  *orphans
 
 	stdin    *os.File
 	out, err *sink
+	terminal *terminal // nil: not handed to a rank
 
 	status, first int
 	interrupts    int
@@ -102,6 +113,7 @@ func (s *supervisor) streams() error {
 	s.out, s.err = newSinks(os.Stdout, os.Stderr)
 	if len(s.Processes) == 1 {
 		s.stdin = os.Stdin
+		s.terminal = ownTerminal(os.Stdin)
 		return nil
 	}
 	null, err := os.Open(os.DevNull)
@@ -152,11 +164,15 @@ func (s *supervisor) startOne(c *child) error {
 			c.pumps = append(c.pumps, startPump(r, c.Label, to.sink))
 		}
 	}
-	pid, err := syscall.ForkExec(c.Path, c.Args, &syscall.ProcAttr{
+	attr := &syscall.ProcAttr{
 		Env:   c.Env,
 		Files: []uintptr{s.stdin.Fd(), stdout.Fd(), stderr.Fd()},
 		Sys:   &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL},
-	})
+	}
+	if s.terminal != nil {
+		attr.Sys.Foreground, attr.Sys.Ctty = true, s.terminal.fd
+	}
+	pid, err := s.orphans.start(func() (int, error) { return syscall.ForkExec(c.Path, c.Args, attr) })
 	if err != nil {
 		for _, p := range c.pumps {
 			p.stop()
@@ -164,6 +180,10 @@ func (s *supervisor) startOne(c *child) error {
 		return startError(c, err)
 	}
 	c.pid = pid
+	s.guard.add(pid)
+	if s.terminal != nil {
+		s.terminal.started()
+	}
 	return nil
 }
 
@@ -199,12 +219,17 @@ func (s *supervisor) loop() {
 				groups <- c
 			}()
 		case c := <-groups:
+			s.guard.remove(c.pid)
 			for _, p := range c.pumps {
 				p.stop()
 			}
 			running--
 		case sig := <-s.Signals.c:
 			s.handle(sig)
+		case <-s.terminal.changes():
+			if c := s.children[0]; !c.reaped {
+				s.terminal.look(c.pid)
+			}
 		case <-s.deadline:
 			s.deadline = nil
 			s.Say(fmt.Sprintf("%s did not end within %v of SIGTERM: killed", s.runningNames(), s.Grace))
@@ -215,6 +240,7 @@ func (s *supervisor) loop() {
 
 // ended takes the exit status of a process and, if it is the first failure, ends the others.
 func (s *supervisor) ended(i int, c *child) {
+	s.terminal.back(c.pid)
 	wait, err := endGroup(c.pid)
 	c.reaped = true
 	status, how := exitStatus(wait)

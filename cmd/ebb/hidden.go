@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+
 	"github.com/spf13/cobra"
 
 	"github.com/ebb-offload/ebb/internal/launch"
@@ -15,5 +17,17 @@ func newProbe() *cobra.Command {
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE:   func(_ *cobra.Command, args []string) error { return launch.PrintProbe(args[0]) },
+	}
+}
+
+// newGuard is the verb of the process that ends the ranks when ebb was killed; see
+// internal/launch/guard.go.
+func newGuard() *cobra.Command {
+	return &cobra.Command{
+		Use:    launch.GuardVerb,
+		Short:  "Kill process groups when standard input ends",
+		Hidden: true,
+		Args:   noArgs,
+		Run:    func(*cobra.Command, []string) { launch.Guard(os.Stdin) },
 	}
 }
