@@ -143,8 +143,22 @@ func lifeOf(o Owner) life {
 	return alive
 }
 
+// running reports whether the process is alive and not on its way out. It is for who knows
+// from the lease that it is gone: a killed process drops its locks before it leaves /proc, and
+// then its threads go one by one.
+func running(o Owner) bool {
+	if lifeOf(o) != alive {
+		return false
+	}
+	p, err := readProcess("/proc/" + strconv.Itoa(o.PID))
+	return err != nil || p.flags&exiting == 0
+}
+
+const exiting = 0x4 // PF_EXITING in the kernel's flags of a process
+
 type process struct {
 	state byte
+	flags uint64
 	start uint64
 }
 
@@ -156,13 +170,16 @@ func readProcess(dir string) (process, error) {
 	}
 	// The second field is the command in brackets and may hold anything; the state follows.
 	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
-	const state, start = 3 - 3, 22 - 3
+	const state, flags, start = 3 - 3, 9 - 3, 22 - 3
 	if len(fields) <= start {
 		return process{}, fmt.Errorf("%s/stat: too short: %q", dir, text)
 	}
-	ticks, err := strconv.ParseUint(string(fields[start]), 10, 64)
-	if err != nil {
-		return process{}, fmt.Errorf("%s/stat: start time: %w", dir, err)
+	p := process{state: fields[state][0]}
+	var err1, err2 error
+	p.flags, err1 = strconv.ParseUint(string(fields[flags]), 10, 64)
+	p.start, err2 = strconv.ParseUint(string(fields[start]), 10, 64)
+	if err := errors.Join(err1, err2); err != nil {
+		return process{}, fmt.Errorf("%s/stat: %w", dir, err)
 	}
-	return process{state: fields[state][0], start: ticks}, nil
+	return p, nil
 }

@@ -147,7 +147,7 @@ func (r *reclaimer) files(dir int, made bool, rep *Report) error {
 			return Dead(owner, isLocal)
 		}
 		// The lease says that the owner is dead. A process that never got it may yet live.
-		return !Alive(owner)
+		return !running(owner)
 	}
 	if !made {
 		mine = func(Owner) bool { return false }

@@ -192,7 +192,7 @@ func (s *Files) create(d *directory, size int64) (*diskFile, error) {
 func (s *Files) openNew(f *diskFile) (fd int, direct bool, err error) {
 	open := func(flags int) error {
 		return retry(func() (err error) {
-			fd, err = s.sys.openat(f.dir.fd, f.name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC|flags, 0o600)
+			fd, err = s.sys.openat(f.dir.fd, f.name, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|flags, 0o600)
 			return err
 		})
 	}
@@ -201,15 +201,15 @@ func (s *Files) openNew(f *diskFile) (fd int, direct bool, err error) {
 	for range 1000 {
 		f.name = s.options.Name(s.seq.Add(1) - 1)
 		if direct = !f.dir.buffered.Load(); direct {
-			if err = open(unix.O_DIRECT); refusesDirect(err) {
-				f.dir.goBuffered("open", err)
-				direct = false
-				// Kernels make the file before they refuse the flag. It was not there before
-				// (O_EXCL), so an empty one of that name is ours.
-				s.removeEmpty(f)
-			}
+			err = open(unix.O_EXCL | unix.O_DIRECT)
+		} else {
+			err = open(unix.O_EXCL)
 		}
-		if !direct {
+		if direct && refusesDirect(err) {
+			f.dir.goBuffered("open", err)
+			direct = false
+			// Kernels make the file before they refuse the flag, so it may be there now, and
+			// O_EXCL would stumble over it. That it is ours and empty is checked later.
 			err = open(0)
 		}
 		if !errors.Is(err, unix.EEXIST) {
@@ -222,17 +222,9 @@ func (s *Files) openNew(f *diskFile) (fd int, direct bool, err error) {
 	return fd, direct, nil
 }
 
-func (s *Files) removeEmpty(f *diskFile) {
-	var st unix.Stat_t
-	err := retry(func() error { return s.sys.fstatat(f.dir.fd, f.name, &st) })
-	if err == nil && ours(&st) && st.Size == 0 {
-		_ = retry(func() error { return s.sys.unlinkat(f.dir.fd, f.name) })
-	}
-}
-
-// ours reports whether st is a regular file of this user with one name.
-func ours(st *unix.Stat_t) bool {
-	return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1 && int(st.Uid) == os.Geteuid()
+// isNew reports whether st is an empty regular file of this user with one name.
+func isNew(st *unix.Stat_t) bool {
+	return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1 && int(st.Uid) == os.Geteuid() && st.Size == 0
 }
 
 // prepare checks the file just made and takes its room.
@@ -241,10 +233,10 @@ func (s *Files) prepare(f *diskFile, fd int) error {
 	if err := retry(func() error { return s.sys.fstat(fd, &st) }); err != nil {
 		return fmt.Errorf("%w: look at it: %w", ErrIO, err)
 	}
-	f.dev, f.ino = st.Dev, st.Ino
-	if !ours(&st) {
-		return fmt.Errorf("%w: not a plain file of user %d (mode %o, links %d, owner %d): choose a directory on a file system that keeps owners", ErrIO, os.Geteuid(), st.Mode, st.Nlink, st.Uid)
+	if !isNew(&st) {
+		return fmt.Errorf("%w: not a new, plain file of user %d (mode %o, links %d, owner %d, %d bytes): choose a directory of your own, on a file system that keeps owners", ErrIO, os.Geteuid(), st.Mode, st.Nlink, st.Uid, st.Size)
 	}
+	f.dev, f.ino = st.Dev, st.Ino
 	if err := s.allocate(f, fd); err != nil {
 		return err
 	}
@@ -331,6 +323,9 @@ func (s *Files) present(f *diskFile) (bool, error) {
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("%w: look at %s: %w", ErrIO, f.path(), err)
+	}
+	if f.ino == 0 { // made, but it could not be looked at
+		return isNew(&st), nil
 	}
 	return st.Dev == f.dev && st.Ino == f.ino, nil
 }

@@ -15,7 +15,7 @@ type diskFile struct {
 	dir      *directory
 	name     string
 	size     int64
-	dev, ino uint64
+	dev, ino uint64 // 0: not known yet
 
 	opening sync.Mutex // one goroutine opens the file, the others wait for the descriptor
 
@@ -151,8 +151,11 @@ func (c *fdCache) release(f *diskFile) {
 	c.cond.Signal()
 }
 
-// drop closes the file for good, at once or when its last user is done.
+// drop closes the file for good, at once or when its last user is done. It waits for one who
+// is opening the file, and needs its directory, after which nobody will.
 func (c *fdCache) drop(f *diskFile) {
+	f.opening.Lock()
+	defer f.opening.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f.dropped = true

@@ -151,6 +151,9 @@ func (b *hostBacking) block(off, n uint64) ([]byte, error) {
 	if err := b.blocks.check(off, n); err != nil {
 		return nil, err
 	}
+	if b.released {
+		return nil, ErrClosed
+	}
 	if b.region == nil {
 		return nil, errNoRoom
 	}
@@ -177,7 +180,7 @@ func (b *hostBacking) Invalidate() { b.blocks.forget() }
 func (b *hostBacking) Memory() []byte {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
-	if !b.store.options.Direct || b.region == nil {
+	if !b.store.options.Direct || b.region == nil || b.released {
 		return nil
 	}
 	return b.region[:b.blocks.size]
@@ -187,7 +190,7 @@ func (b *hostBacking) Memory() []byte {
 func (b *hostBacking) Pointer(off uint64) (unsafe.Pointer, error) {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
-	if b.region == nil {
+	if b.region == nil || b.released {
 		return nil, fmt.Errorf("%s: %w", b.name(), ErrNoMemory)
 	}
 	if off >= b.blocks.size {
