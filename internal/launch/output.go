@@ -88,7 +88,11 @@ func (p *pump) run() {
 			break
 		}
 	}
-	// What is left is the end of the output, or a line that ended in a bare carriage return.
+	p.rest()
+}
+
+// rest writes what is left at the end of the stream, as a line: the next one is another rank's.
+func (p *pump) rest() {
 	if len(p.pending) > 0 {
 		_ = p.write(append(p.appendLine(p.out[:0], p.pending), '\n'))
 	}

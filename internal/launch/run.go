@@ -71,6 +71,9 @@ func Run(req Request) (out Outcome, err error) {
 		return out, err
 	}
 	if req.Disk() {
+		if err := MakeDirectory(base); err != nil {
+			return out, err
+		}
 		claims, err := claimAll(base, ranks, req.Job != "", req.Grace, req.Say)
 		if err != nil {
 			return out, err

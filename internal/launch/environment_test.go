@@ -1,0 +1,171 @@
+package launch
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var testLibraries = Libraries{
+	Dir: "/opt/ebb/lib", Preload: "/opt/ebb/lib/torch_memory_saver/libebb.so",
+	Engine: "/opt/ebb/lib/libebb-engine.so", Soft: "/opt/ebb/lib/softgpu",
+}
+
+var testRank = Rank{
+	Role: "critic", Cell: 2, Job: "exp", Rank: 3, LocalRank: 3, World: 4, LocalWorld: 4,
+	MasterAddr: "127.0.0.1", MasterPort: "4242", OwnWorld: true,
+	Dir: "/disk/exp/critic_cell2_rank3", Lease: "/disk/.ebb/exp__critic_cell2_rank3.lease",
+}
+
+// result is the whole environment of a rank, as a map; a variable set twice fails the test.
+func result(t *testing.T, o Options, r Rank, environ ...string) map[string]string {
+	t.Helper()
+	settings, err := Settings(o, testLibraries, r, Lookup(environ))
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{}
+	for _, entry := range Apply(environ, settings) {
+		name, value, _ := strings.Cut(entry, "=")
+		if _, twice := env[name]; twice {
+			t.Errorf("%s is set twice", name)
+		}
+		env[name] = value
+	}
+	return env
+}
+
+// placed is what every rank of testRank gets.
+func placed(more map[string]string) map[string]string {
+	env := map[string]string{
+		"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4",
+		"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4242",
+		"EBB_ROLE": "critic", "EBB_CELL": "2", "EBB_RANK": "3", "EBB_JOB": "exp",
+	}
+	for name, value := range more {
+		env[name] = value
+	}
+	return env
+}
+
+func want(t *testing.T, got, want map[string]string) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("environment (-want +got):\n%s", diff)
+	}
+}
+
+func TestWithoutOffloadOnlyThePlaceIsSet(t *testing.T) {
+	got := result(t, NewOptions(), testRank, "PATH=/bin", "CUDA_VISIBLE_DEVICES=3,1", "LD_PRELOAD=libx.so", "TMS_INIT_ENABLE=1")
+	want(t, got, placed(map[string]string{
+		"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "3,1", "LD_PRELOAD": "libx.so",
+		"TMS_INIT_ENABLE": "1", // not ebb's: somebody uses another memory saver
+	}))
+}
+
+func TestOffloadToHostMemory(t *testing.T) {
+	o := NewOptions()
+	o.Offload = true
+	r := testRank
+	r.Dir, r.Lease = "", ""
+	got := result(t, o, r, "TMS_INIT_ENABLE_DISK_BACKUP=1", "TMS_DISK_BACKUP_DIR=/old")
+	want(t, got, placed(map[string]string{
+		"LD_PRELOAD":      "/opt/ebb/lib/torch_memory_saver/libebb.so",
+		"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1", "TMS_INIT_ENABLE_DISK_BACKUP": "0",
+		"EBB_TRAIN_MEMORY_MARGIN_BYTES": "1073741824",
+	}))
+}
+
+func TestOffloadToDisk(t *testing.T) {
+	o := NewOptions()
+	o.Offload, o.Target, o.ChunkMB, o.Device, o.MarginBytes = true, TargetDisk, 64, DeviceSoft, 4096
+	got := result(t, o, testRank, "LD_LIBRARY_PATH=/usr/local/cuda/lib64", "LD_PRELOAD=libx.so liby.so", "TMS_INIT_ENABLE_CPU_BACKUP=1")
+	want(t, got, placed(map[string]string{
+		"LD_PRELOAD":      "/opt/ebb/lib/torch_memory_saver/libebb.so:libx.so liby.so",
+		"LD_LIBRARY_PATH": "/opt/ebb/lib/softgpu:/usr/local/cuda/lib64",
+		"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "0", "TMS_INIT_ENABLE_DISK_BACKUP": "1",
+		"TMS_DISK_BACKUP_DIR": testRank.Dir, "TMS_DISK_BACKUP_CHUNK_MB": "64", "EBB_LEASE": testRank.Lease,
+		"EBB_TRAIN_MEMORY_MARGIN_BYTES": "4096",
+	}))
+}
+
+func TestWhatIsNotKnownStaysAsItIs(t *testing.T) {
+	r := Rank{Role: "actor", Job: "j", Rank: 1, LocalRank: -1, World: -1, LocalWorld: -1}
+	got := result(t, NewOptions(), r, "LOCAL_RANK=7", "MASTER_PORT=9", "TORCHELASTIC_USE_AGENT_STORE=True")
+	want(t, got, map[string]string{
+		"RANK": "1", "LOCAL_RANK": "7", "MASTER_PORT": "9", "TORCHELASTIC_USE_AGENT_STORE": "True",
+		"EBB_ROLE": "actor", "EBB_CELL": "0", "EBB_RANK": "1", "EBB_JOB": "j",
+	})
+}
+
+func TestAWorldOfItsOwnForgetsTorchrunsAgent(t *testing.T) {
+	got := result(t, NewOptions(), testRank, "RANK=9", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RUN_ID=x", "GROUP_RANK=0", "TORCH_NCCL_ASYNC_ERROR_HANDLING=1")
+	want(t, got, placed(map[string]string{"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}))
+}
+
+// The outer rank's directory and lease would otherwise be used by the inner ranks too.
+func TestARunInsideARunForgetsTheOuterRanksMemory(t *testing.T) {
+	outer := NewOptions()
+	outer.Offload, outer.Target = true, TargetDisk
+	settings, err := Settings(outer, testLibraries, testRank, Lookup(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	inside := append(Apply([]string{"PATH=/bin"}, settings), "EBB_RUN=1")
+
+	plain := result(t, NewOptions(), testRank, inside...)
+	for _, name := range []string{"TMS_INIT_ENABLE", "TMS_INIT_ENABLE_DISK_BACKUP", "TMS_DISK_BACKUP_DIR", "EBB_LEASE"} {
+		if v, set := plain[name]; set {
+			t.Errorf("without offload: %s=%s is left", name, v)
+		}
+	}
+	cpu := NewOptions()
+	cpu.Offload = true
+	r := testRank
+	r.Dir, r.Lease = "", ""
+	memory := result(t, cpu, r, inside...)
+	if memory["EBB_LEASE"] != "" || memory["TMS_DISK_BACKUP_DIR"] != "" || memory["TMS_INIT_ENABLE_DISK_BACKUP"] != "0" {
+		t.Errorf("with the cpu target: %v", memory)
+	}
+	if got, want := memory["LD_PRELOAD"], testLibraries.Preload; got != want {
+		t.Errorf("LD_PRELOAD=%s, want the library once", got)
+	}
+}
+
+func TestPreloadKeepsWhatIsThere(t *testing.T) {
+	const lib = "/e/torch_memory_saver/libebb.so"
+	for list, want := range map[string]string{
+		"":                        lib,
+		" : ":                     lib,
+		"liba.so":                 lib + ":liba.so",
+		"liba.so:/x/libb.so":      lib + ":liba.so:/x/libb.so",
+		"liba.so /x/libb.so":      lib + ":liba.so /x/libb.so",
+		lib:                       lib,
+		lib + ":liba.so":          lib + ":liba.so",
+		"libasan.so:" + lib:       "libasan.so:" + lib,
+		"libasan.so " + lib + " ": "libasan.so " + lib + " ",
+	} {
+		got, err := preloadList(lib, list)
+		if err != nil || got != want {
+			t.Errorf("%q: %q, %v; want %q", list, got, err, want)
+		}
+	}
+	_, err := preloadList(lib, "liba.so:/site-packages/torch_memory_saver_hook_mode_preload.abi3.so")
+	refusal(t, err, "/site-packages/torch_memory_saver_hook_mode_preload.abi3.so", "LD_PRELOAD")
+}
+
+func TestApplyKeepsOrderAndStrangers(t *testing.T) {
+	got := Apply([]string{"B=1", "=odd", "A=2", "A=3", "C=", "malformed"}, []Setting{{Name: "A", Value: "x"}, {Name: "C", Unset: true}, {Name: "D", Value: "y=z"}})
+	if want := []string{"B=1", "=odd", "malformed", "A=x", "D=y=z"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestLookupTakesTheFirstAsTheCLibraryDoes(t *testing.T) {
+	env := Lookup([]string{"A=1", "A=2", "E=", "X"})
+	if env("A") != "1" || env("E") != "" || env("X") != "" || env("nothing") != "" {
+		t.Error(env("A"), env("E"), env("X"))
+	}
+}

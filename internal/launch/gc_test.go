@@ -1,0 +1,116 @@
+package launch
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/ebb-offload/ebb/internal/rankdir"
+)
+
+// plant makes a file and its directories.
+func plant(t *testing.T, file string) string {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte("bytes"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func exists(file string) bool {
+	_, err := os.Lstat(file)
+	return err == nil
+}
+
+// deadOwner is a process of this boot that is gone: this one's number, started earlier.
+func deadOwner(t *testing.T) rankdir.Owner {
+	t.Helper()
+	owner, err := rankdir.Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner.StartTime--
+	return owner
+}
+
+// Ranks that an outside launcher started with the settings of ebb env have no supervisor.
+func TestGCRemovesFilesOfDeadUnsupervisedRanks(t *testing.T) {
+	d := disk(t)
+	dead := deadOwner(t)
+	alive, err := rankdir.Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := []string{
+		plant(t, filepath.Join(d, dead.DataFile(1))),
+		plant(t, filepath.Join(d, "job", "actor_cell0_rank0", dead.DataFile(2))),
+	}
+	stay := []string{
+		plant(t, filepath.Join(d, alive.DataFile(1))),
+		plant(t, filepath.Join(d, "job", "actor_cell0_rank0", alive.DataFile(2))),
+		plant(t, filepath.Join(d, "job", "actor_cell0_rank0", "model.bak")),
+		plant(t, filepath.Join(d, "job", "checkpoints", dead.DataFile(3))),
+		plant(t, filepath.Join(d, "model.safetensors")),
+	}
+	elsewhere := plant(t, filepath.Join(t.TempDir(), "x_cell0_rank0", dead.DataFile(4)))
+	stay = append(stay, elsewhere)
+	if err := os.Symlink(filepath.Dir(elsewhere), filepath.Join(d, "job", "y_cell0_rank1")); err != nil {
+		t.Fatal(err)
+	}
+
+	reports, err := GC(d, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range append(gone, stay...) {
+		if !exists(file) {
+			t.Fatalf("a dry run removed %s", file)
+		}
+	}
+	if n := countFiles(reports); n != len(gone) {
+		t.Errorf("a dry run names %d files, want %d", n, len(gone))
+	}
+	if reports, err = GC(d, false); err != nil {
+		t.Fatal(err)
+	}
+	if n := countFiles(reports); n != len(gone) {
+		t.Errorf("%d files removed, want %d", n, len(gone))
+	}
+	for _, file := range gone {
+		if exists(file) {
+			t.Errorf("%s is left", file)
+		}
+	}
+	for _, file := range stay {
+		if !exists(file) {
+			t.Errorf("%s was removed", file)
+		}
+	}
+}
+
+func countFiles(reports []rankdir.Report) (n int) {
+	for _, r := range reports {
+		n += len(r.Files)
+	}
+	return n
+}
+
+func TestGCOfNothing(t *testing.T) {
+	if reports, err := GC(filepath.Join(disk(t), "missing"), false); len(reports) > 0 || err != nil {
+		t.Error(reports, err)
+	}
+}
+
+func TestGCRefusesALink(t *testing.T) {
+	d := disk(t)
+	link := filepath.Join(d, "link")
+	if err := os.Symlink(d, link); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := GC(link, false); err == nil {
+		t.Error("a link is followed")
+	}
+}

@@ -1,0 +1,140 @@
+package launch
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// refusal checks that err is a usage error of one line that says each of the words.
+func refusal(t *testing.T, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("accepted; want a refusal that says %q", words)
+	}
+	if got := StatusOf(err); got != StatusUsage {
+		t.Errorf("status %d, want %d: %v", got, StatusUsage, err)
+	}
+	if strings.Contains(err.Error(), "\n") {
+		t.Errorf("more than one line: %q", err)
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("%q does not say %q", err, w)
+		}
+	}
+}
+
+func TestDefaultsAreThoseOfTheReference(t *testing.T) {
+	o := NewOptions()
+	if o.Offload || o.Target != "cpu" || o.ChunkMB != 256 || o.Role != "actor" || o.Cell != 0 || o.Device != "auto" || o.Ranks != 1 {
+		t.Errorf("defaults are %+v", o)
+	}
+	if o.Margin() != 1<<30 {
+		t.Errorf("margin is %d, want 1 GiB", o.Margin())
+	}
+	o.Device = DeviceSoft
+	if o.Margin() != 0 {
+		t.Errorf("margin on the software device is %d, want 0", o.Margin())
+	}
+	o.MarginBytes = 5
+	if o.Margin() != 5 {
+		t.Errorf("margin is %d, want what was asked for", o.Margin())
+	}
+}
+
+func TestDefaultDiskDirIsBelowSCRATCH(t *testing.T) {
+	for _, c := range []struct{ scratch, want string }{
+		{"", "/scratch/miles_train_offload_7"},
+		{"/mnt/nvme", "/mnt/nvme/miles_train_offload_7"},
+	} {
+		env := Lookup([]string{"SCRATCH=" + c.scratch})
+		if got := DefaultDiskDir(env, 7); got != c.want {
+			t.Errorf("SCRATCH=%q: %q, want %q", c.scratch, got, c.want)
+		}
+	}
+}
+
+func TestOptionsThatMakeNoSenseTogether(t *testing.T) {
+	disk := NewOptions()
+	disk.Target, disk.Offload = TargetDisk, true
+	const memory = 8 << 30
+
+	without := disk
+	without.Offload = false
+	refusal(t, without.Validate(1, memory), "--offload-train-target disk", "--offload-train")
+
+	several := disk
+	several.DiskDirs = []string{"/a", "/b"}
+	refusal(t, several.Validate(1, memory), "--offload-train-disk-dir", "2 directories")
+
+	large := disk
+	large.ChunkMB = 8<<10 + 1
+	refusal(t, large.Validate(1, memory), "--offload-train-disk-chunk-mb 8193", "8.0 GiB of memory")
+
+	shared := disk
+	shared.ChunkMB = 2 << 10
+	if err := shared.Validate(4, memory); err != nil {
+		t.Errorf("4 ranks with 2 GiB in 8 GiB: %v", err)
+	}
+	refusal(t, shared.Validate(5, memory), "5 ranks would pin 10 GiB")
+
+	if err := large.Validate(1, 0); err != nil {
+		t.Errorf("unknown memory is no reason to refuse: %v", err)
+	}
+	cpu := large
+	cpu.Target, cpu.DiskDirs = TargetCPU, []string{"/a", "/b"}
+	if err := cpu.Validate(1, memory); err != nil {
+		t.Errorf("the cpu target looks at no directory and no chunk: %v", err)
+	}
+}
+
+func TestParsersRefuse(t *testing.T) {
+	for what, bad := range map[string]struct {
+		parse  func(string) error
+		values []string
+	}{
+		"ranks":  {func(s string) error { _, err := ParseRanks(s); return err }, []string{"0", "-1", "x", "", "1.5", "5000", "99999999999999999999"}},
+		"chunk":  {func(s string) error { _, err := ParseChunkMB(s); return err }, []string{"0", "-1", "x", "", "256MB", "99999999999999999999"}},
+		"index":  {func(s string) error { _, err := ParseIndex(s); return err }, []string{"-1", "a/b", "1 2", "", "0x1"}},
+		"margin": {func(s string) error { _, err := ParseMargin(s); return err }, []string{"-1", "x", "", "-5MiB", "99999999999999999999"}},
+		"grace":  {func(s string) error { _, err := ParseGrace(s); return err }, []string{"-1s", "x", "", "5"}},
+		"choice": {func(s string) error { _, err := ParseChoice(s, "cpu", "disk"); return err }, []string{"", "tape", "CPU"}},
+		"dirs":   {func(s string) error { _, err := ParseDirs(s); return err }, []string{"", ",", "/a,", ",/a", "/a,,/b", "/a, ", "/a\n/b"}},
+	} {
+		for _, v := range bad.values {
+			if bad.parse(v) == nil {
+				t.Errorf("%s %q is accepted", what, v)
+			}
+		}
+	}
+}
+
+func TestParsersAccept(t *testing.T) {
+	if n, err := ParseRanks("64"); n != 64 || err != nil {
+		t.Error(n, err)
+	}
+	for s, want := range map[string]int64{"0": 0, "1073741824": 1 << 30, "512MiB": 512 << 20, "1GB": 1e9} {
+		if n, err := ParseMargin(s); n != want || err != nil {
+			t.Errorf("margin %q: %d, %v", s, n, err)
+		}
+	}
+	if d, err := ParseGrace("2m"); d != 2*time.Minute || err != nil {
+		t.Error(d, err)
+	}
+	if dirs, err := ParseDirs("/a b,/c"); len(dirs) != 2 || dirs[0] != "/a b" || dirs[1] != "/c" || err != nil {
+		t.Error(dirs, err)
+	}
+}
+
+func TestMemoryOfThisMachine(t *testing.T) {
+	if Memory() < 64<<20 {
+		t.Errorf("this machine has %d bytes of memory?", Memory())
+	}
+	if got := parseMemTotal("MemFree: 1 kB\nMemTotal:       24684128 kB\n"); got != 24684128<<10 {
+		t.Errorf("MemTotal read as %d", got)
+	}
+	if got := parseMemTotal("nothing\n"); got != 0 {
+		t.Errorf("no MemTotal read as %d", got)
+	}
+}
