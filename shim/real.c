@@ -80,10 +80,31 @@ static const char *runtime_in_dynamic(const struct link_map *object, ElfW(Sxword
 	return NULL;
 }
 
-/* A handle of a runtime that is loaded already. Taking it keeps the runtime loaded. */
+/* A function of the runtime behind handle; null when it has none or it is this library's hook. */
+static void *function_of(void *handle, const char *name)
+{
+	void *function = dlsym(handle, name);
+	Dl_info found, self;
+
+	if (function == NULL)
+		return NULL;
+	if (dladdr(function, &found) != 0 && dladdr((void *)&none, &self) != 0 &&
+	    found.dli_fbase == self.dli_fbase)
+		return NULL;
+	return function;
+}
+
+/* A handle of a runtime that is loaded already; null when it is none after all. Taking it keeps the
+ * runtime loaded. */
 static void *open_loaded(const char *path)
 {
-	return dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+	void *handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+
+	if (handle != NULL && function_of(handle, "cudaMalloc") == NULL) {
+		dlclose(handle);
+		return NULL;
+	}
+	return handle;
 }
 
 /* The loaded runtime that the object around this address is linked with, or is itself. */
@@ -114,21 +135,7 @@ static void *runtime_of(const void *caller, const struct runtimes *loaded)
 	return NULL;
 }
 
-/* ---- the functions of one runtime --------------------------------------------------------------- */
-
-/* A function of the runtime behind handle; null when it has none or it is this library's hook. */
-static void *function_of(void *handle, const char *name)
-{
-	void *function = dlsym(handle, name);
-	Dl_info found, self;
-
-	if (function == NULL)
-		return NULL;
-	if (dladdr(function, &found) != 0 && dladdr((void *)&none, &self) != 0 &&
-	    found.dli_fbase == self.dli_fbase)
-		return NULL;
-	return function;
-}
+/* ---- the runtime of a caller ------------------------------------------------------------------- */
 
 static const struct real *functions_of(void *handle)
 {

@@ -121,7 +121,11 @@ static void *pointers[THREADS];
 static void *allocate_together(void *slot)
 {
 	pthread_barrier_wait(&all_here);
+	set_memory_margin_bytes(1 << 20); /* the process's settings may change beside it */
+	tms_set_retain_cpu_backup(true);
+	tms_set_disk_backup_dir("/somewhere");
 	*(void **)slot = managed_malloc(64);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK && ebb_resume(NULL, 0, 0, NULL) == EBB_OK);
 	return NULL;
 }
 

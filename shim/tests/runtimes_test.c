@@ -159,6 +159,17 @@ static void loaded_again_by_a_second_name(void)
 	EXPECT(dlsym(by_link, "cudaMalloc") == dlsym(RTLD_DEFAULT, "cudaMalloc"));
 }
 
+/* The library itself under a runtime's name: its hook must not take itself for the real function. */
+static void loaded_by_a_runtimes_name(void)
+{
+	void *ptr;
+	malloc_fn *hook = (malloc_fn *)dlsym(load("libcudart.so.99", RTLD_LOCAL), "cudaMalloc");
+
+	EXPECT(hook(&ptr, 1) == cudaErrorSharedObjectSymbolNotFound);
+	load("libcudart.so.13", RTLD_LOCAL);
+	EXPECT(hook(&ptr, 1) == cudaSuccess && is_of(ptr, 13));
+}
+
 static void an_interposer_stays_in_the_chain(void)
 {
 	void *ptr;
@@ -188,6 +199,10 @@ CASES(
 	 .run = loaded_not_preloaded,
 	 .env = {"LD_PRELOAD=-"}},
 	{.says = "loaded by the link as well as by its own path it is one library", .run = loaded_again_by_a_second_name},
+	{.says = "loaded under the name of a runtime it does not call itself",
+	 .run = loaded_by_a_runtimes_name,
+	 .env = {"LD_PRELOAD=-"},
+	 .lines = {"ebb: cudaMalloc was called, but no loaded CUDA runtime (libcudart) has it"}},
 	{.says = "another preloaded hook of cudaMalloc stays in the chain",
 	 .run = an_interposer_stays_in_the_chain,
 	 .env = {"LD_PRELOAD=@/libhook77.so"}});
