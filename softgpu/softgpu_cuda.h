@@ -12,6 +12,8 @@
 extern "C" {
 #endif
 
+#pragma GCC visibility push(default)
+
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef unsigned long long CUmemGenericAllocationHandle;
@@ -391,6 +393,8 @@ CUresult cuModuleGetFunction(CUfunction *fn, CUmodule module, const char *name);
 CUresult cuLaunchKernel(CUfunction fn, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
 			unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **params,
 			void **extra);
+
+#pragma GCC visibility pop
 
 #ifdef __cplusplus
 }

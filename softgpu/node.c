@@ -1,0 +1,223 @@
+/* Device memory of one node, shared by all processes that name the same SOFTGPU_NODE.
+ *
+ * A file holds the capacity and one slot per process with what it uses. A process proves that it lives by a POSIX record lock
+ * on the byte of its slot: the kernel drops it at any death, SIGKILL too, and a forked child does not inherit it. Any close of
+ * the file by a process drops its locks, so it is opened once, here, and never again.
+ *
+ * The file's byte 0 is the lock for changing it. Slot bytes are only ever tried, never waited for, so nobody can wait in a
+ * circle. A killed process may leave its slot half changed: every change is one 64-bit store, so there is no half. */
+#include "internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { SLOTS = 512, MAGIC = 0x53475031, SLOT_BYTE = 4096 }; /* slot i is proven by byte SLOT_BYTE + i */
+
+struct slot {
+	_Atomic int64_t pid; /* 0: free. For people who look into the file; liveness is the lock */
+	_Atomic uint64_t used[SG_MAX_DEVICES];
+};
+
+struct table {
+	uint32_t magic;
+	uint32_t devices;
+	uint64_t mem_bytes;
+	struct slot slots[SLOTS];
+};
+
+static pthread_mutex_t threads = PTHREAD_MUTEX_INITIALIZER; /* record locks do not keep threads apart */
+static int file = -1;
+static struct table *table;
+static int my_slot = -1;
+static char path[4096];
+
+static struct flock byte_lock(short type, off_t at)
+{
+	return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
+}
+
+static void lock_node(void)
+{
+	struct flock l = byte_lock(F_WRLCK, 0);
+	pthread_mutex_lock(&threads);
+	while (fcntl(file, F_SETLKW, &l) && errno == EINTR)
+		;
+}
+
+static void unlock_node(void)
+{
+	struct flock l = byte_lock(F_UNLCK, 0);
+	fcntl(file, F_SETLK, &l);
+	pthread_mutex_unlock(&threads);
+}
+
+/* Locks of one's own never show in F_GETLK, hence the first test. */
+static bool slot_lives(int i)
+{
+	struct flock l = byte_lock(F_WRLCK, SLOT_BYTE + i);
+	if (i == my_slot)
+		return true;
+	return fcntl(file, F_GETLK, &l) || l.l_type != F_UNLCK;
+}
+
+static void clear_slot(struct slot *s)
+{
+	for (int d = 0; d < SG_MAX_DEVICES; d++)
+		atomic_store(&s->used[d], 0);
+	atomic_store(&s->pid, 0);
+}
+
+/* Frees the slots of the dead. Returns how many live. */
+static int sweep(void)
+{
+	int live = 0;
+	for (int i = 0; i < SLOTS; i++) {
+		if (!atomic_load(&table->slots[i].pid))
+			continue;
+		if (slot_lives(i))
+			live++;
+		else
+			clear_slot(&table->slots[i]);
+	}
+	return live;
+}
+
+static uint64_t used(int device)
+{
+	uint64_t sum = 0;
+	for (int i = 0; i < SLOTS; i++)
+		sum += atomic_load(&table->slots[i].used[device]);
+	return sum;
+}
+
+static void name_file(void)
+{
+	struct stat st;
+	const char *dir = getenv("XDG_RUNTIME_DIR");
+	if (!dir || dir[0] != '/' || stat(dir, &st) || !S_ISDIR(st.st_mode) || st.st_uid != geteuid())
+		dir = "/dev/shm";
+	snprintf(path, sizeof path, "%s/softgpu-%u-%s", dir, (unsigned)geteuid(), sg_config.node);
+}
+
+static CUresult open_file(void)
+{
+	struct stat st;
+	name_file();
+	file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (file < 0) {
+		sg_complain("%s: %s", path, strerror(errno));
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
+	if (fstat(file, &st) || !S_ISREG(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077)) {
+		sg_complain("%s: not a private file of this user", path);
+		close(file);
+		file = -1;
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
+	return CUDA_SUCCESS;
+}
+
+/* Needs the node's lock, so that two processes do not size the file at once. */
+static CUresult map_file(void)
+{
+	struct stat st;
+	if (fstat(file, &st) ||
+	    (st.st_size < (off_t)sizeof *table && ftruncate(file, sizeof *table))) {
+		sg_complain("%s: %s", path, strerror(errno));
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
+	table = mmap(NULL, sizeof *table, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	if (table == MAP_FAILED) {
+		table = NULL;
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
+	madvise(table, sizeof *table, MADV_DONTFORK); /* a child must not touch its parent's account */
+	return CUDA_SUCCESS;
+}
+
+/* The first process of a node says what the node has. */
+static CUresult agree(void)
+{
+	if (table->magic != MAGIC || sweep() == 0) {
+		memset(table, 0, sizeof *table);
+		table->devices = sg_config.devices;
+		table->mem_bytes = sg_config.mem_bytes;
+		table->magic = MAGIC;
+	}
+	if (table->devices == (uint32_t)sg_config.devices && table->mem_bytes == sg_config.mem_bytes)
+		return CUDA_SUCCESS;
+	sg_complain("node \"%s\" is in use with %u device(s) of %llu MiB, not %d of %llu MiB: SOFTGPU_DEVICES and "
+		    "SOFTGPU_MEM_MB must be the same in all its processes, or name another SOFTGPU_NODE",
+		    sg_config.node, table->devices, (unsigned long long)(table->mem_bytes >> 20), sg_config.devices,
+		    (unsigned long long)(sg_config.mem_bytes >> 20));
+	return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+}
+
+static CUresult claim_slot(void)
+{
+	for (int i = 0; i < SLOTS; i++) {
+		struct flock l = byte_lock(F_WRLCK, SLOT_BYTE + i);
+		if (atomic_load(&table->slots[i].pid) || fcntl(file, F_SETLK, &l))
+			continue;
+		clear_slot(&table->slots[i]);
+		atomic_store(&table->slots[i].pid, getpid());
+		my_slot = i;
+		return CUDA_SUCCESS;
+	}
+	sg_complain("node \"%s\": all %d process slots are taken", sg_config.node, SLOTS);
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult sg_node_join(void)
+{
+	CUresult r = file < 0 ? open_file() : CUDA_SUCCESS;
+	if (!r) {
+		lock_node();
+		r = table ? CUDA_SUCCESS : map_file();
+		if (!r)
+			r = agree();
+		if (!r)
+			r = claim_slot();
+		unlock_node();
+	}
+	return r; /* on failure the file stays open: the next cuInit tries again with it */
+}
+
+CUresult sg_node_take(int device, uint64_t bytes)
+{
+	CUresult r = CUDA_SUCCESS;
+	lock_node();
+	uint64_t sum = used(device);
+	if (bytes > table->mem_bytes || sum > table->mem_bytes - bytes) {
+		sweep();
+		sum = used(device);
+	}
+	if (bytes > table->mem_bytes || sum > table->mem_bytes - bytes)
+		r = CUDA_ERROR_OUT_OF_MEMORY;
+	else
+		atomic_fetch_add(&table->slots[my_slot].used[device], bytes);
+	unlock_node();
+	return r;
+}
+
+void sg_node_give(int device, uint64_t bytes)
+{
+	atomic_fetch_sub(&table->slots[my_slot].used[device], bytes);
+}
+
+CUresult sg_node_info(int device, uint64_t *free_bytes, uint64_t *total)
+{
+	lock_node();
+	sweep();
+	uint64_t sum = used(device);
+	*total = table->mem_bytes;
+	*free_bytes = sum > *total ? 0 : *total - sum;
+	unlock_node();
+	return CUDA_SUCCESS;
+}
