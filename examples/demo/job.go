@@ -114,6 +114,18 @@ func (t *tail) Lines() []string {
 	return lines
 }
 
+// Cause is the earliest of those lines in which one of our programs says why it ends, or "".
+func (t *tail) Cause() string {
+	for _, line := range t.Lines() {
+		for _, program := range []string{"demo-rollout: ", "demo-train: ", "ebb: "} {
+			if _, said, found := strings.Cut(line, program); found {
+				return program + said
+			}
+		}
+	}
+	return ""
+}
+
 // trainCommand is the training program with its arguments: the same in both runs.
 func (d *demo) trainCommand() []string {
 	return []string{
@@ -196,6 +208,9 @@ func (d *demo) run(ctx context.Context, processes []process) (*record, error) {
 	}
 	d.output = &tail{}
 	err = runJob(ctx, processes, d.output)
+	if cause := d.output.Cause(); err != nil && ctx.Err() == nil && cause != "" {
+		err = fmt.Errorf("%w: %s", err, cause)
+	}
 	return r, errors.Join(err, events.Close())
 }
 

@@ -77,7 +77,7 @@ func parse(args []string, stderr io.Writer) (c config, asJSON bool, err error) {
 	flags.SetOutput(io.Discard) // errors are printed once, by the caller
 	flags.IntVar(&c.Cycles, "cycles", 4, "pauses, each with a rollout")
 	flags.IntVar(&c.Ranks, "ranks", 2, "ranks of the training job")
-	flags.IntVar(&c.Steps, "steps", 30, "training steps before each cycle and after the last")
+	flags.IntVar(&c.Steps, "steps", 20, "training steps before each cycle and after the last")
 	flags.IntVar(&c.Megabytes, "megabytes", 360, "training state of one rank, in MB, about")
 	flags.DurationVar(&c.Timeout, "timeout", 15*time.Minute, "give up after this time")
 	device := flags.String("device", "soft", "the software GPU; for a real one run demo_gpu.py")
