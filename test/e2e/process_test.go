@@ -113,6 +113,17 @@ func TestBrokenPipesNeverEndTheProcess(t *testing.T) {
 	}
 }
 
+// Buffered, a backup file behind a standard descriptor would take what is written to that.
+func TestClosedStreamsWhereDirectIOIsRefused(t *testing.T) {
+	n := newNode(t, 64)
+	report := filepath.Join(n.disk, "report")
+	cmd := n.victim(t, "streams.py", report, "0", "1", "2")
+	cmd.Args = append([]string{refuse}, cmd.Args...)
+	cmd.Path = refuse
+	wantDone(t, run(t, cmd), report)
+	wantNoFiles(t, n.disk)
+}
+
 func wantDone(t *testing.T, o outcome, report string) {
 	t.Helper()
 	done, err := os.ReadFile(report)

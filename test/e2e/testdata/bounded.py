@@ -48,4 +48,4 @@ print(f"grown by {grown / MiB:.1f} MiB while {size / MiB:.0f} MiB were parked, p
 assert grown <= chunk + 64 * MiB, f"grown by {grown / MiB:.1f} MiB"
 status = ebb.status()
 assert status["staging_bytes"] <= chunk, status
-print(f"direct_io={str(status['direct_io']).lower()}")
+print(f"direct_io={str(status['disk']['direct_io']).lower()}")
