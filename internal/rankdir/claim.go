@@ -74,7 +74,7 @@ func newClaim(path string, id Identity, o ClaimOptions) (_ *Claim, err error) {
 	}()
 	m := &marker{Version: markerVersion, Identity: id, Dir: id.Path(base.path), Base: base.id, Supervisor: self, Host: hostname()}
 	if err := base.enterRank(m, fresh, o); err != nil {
-		return nil, err
+		return nil, errors.Join(err, base.forgetLease(id, file))
 	}
 	file.claim = true
 	return &Claim{base: base, file: file, marker: m}, nil
@@ -127,74 +127,88 @@ func (b *baseDir) enterRank(m *marker, fresh bool, o ClaimOptions) error {
 	if err != nil {
 		return err
 	}
-	if found == (fileID{}) {
+	if found == (dirID{}) {
 		// Announced before it is made, so that a claim killed in between leaves proof.
 		if err := b.writeMarker(m); err != nil {
 			return err
 		}
-		if found, err = b.makeRank(id); err != nil {
-			return errors.Join(err, b.remove(id.key()+markerSuffix))
-		}
+		found, err = b.makeRank(id)
 	}
 	m.RankDir = found
-	return b.writeMarker(m)
+	if err == nil {
+		err = b.writeMarker(m)
+	}
+	if err != nil {
+		return errors.Join(err, b.undo(m))
+	}
+	return nil
+}
+
+// undo takes back what a failed claim made.
+func (b *baseDir) undo(m *marker) error {
+	r := reclaimer{base: b, marker: m, self: m.Supervisor}
+	rep, err := r.run()
+	if err != nil || rep.State != Reclaimed && rep.State != NothingThere {
+		return err
+	}
+	return b.remove(m.Identity.key() + markerSuffix)
 }
 
 // inspect returns the rank directory that is there already, or zero. It may be used when it is
 // proven to be one that ebb made (and that stays because of foreign files), or empty. why says
 // what kept a predecessor's directory from being reclaimed.
-func (b *baseDir) inspect(id Identity, proven fileID, why string) (fileID, error) {
+func (b *baseDir) inspect(id Identity, proven dirID, why string) (dirID, error) {
 	path := id.Path(b.path)
 	job, _, err := openDir(b.fd, id.Job, filepath.Dir(path))
 	if errors.Is(err, unix.ENOENT) {
-		return fileID{}, nil
+		return dirID{}, nil
 	}
 	if err != nil {
-		return fileID{}, err
+		return dirID{}, err
 	}
 	defer func() { _ = unix.Close(job) }()
-	dir, st, err := openDir(job, id.dirName(), path)
+	dir, found, err := openDir(job, id.dirName(), path)
 	if errors.Is(err, unix.ENOENT) {
-		return fileID{}, nil
+		return dirID{}, nil
 	}
 	if err != nil {
-		return fileID{}, err
+		return dirID{}, err
 	}
 	defer func() { _ = unix.Close(dir) }()
 	list, err := names(dir)
 	if err != nil {
-		return fileID{}, fmt.Errorf("list directory %s: %w", path, err)
+		return dirID{}, fmt.Errorf("list directory %s: %w", path, err)
 	}
-	if len(list) > 0 && idOf(st) != proven {
+	if len(list) > 0 && found != proven {
 		if why == "" {
 			why = "for example " + list[0]
 		}
-		return fileID{}, &DirError{Path: path, Kind: ErrForeign, Detail: why, Remedy: "use another job name or disk directory, or move the directory away"}
+		return dirID{}, &DirError{Path: path, Kind: ErrForeign, Detail: why, Remedy: "use another job name or disk directory, or move the directory away"}
 	}
-	return idOf(st), nil
+	return found, nil
 }
 
 // makeRank makes the rank directory, and the job's if it is missing.
-func (b *baseDir) makeRank(id Identity) (fileID, error) {
+func (b *baseDir) makeRank(id Identity) (dirID, error) {
 	path := id.Path(b.path)
 	for {
 		job, _, err := b.sub(b.fd, id.Job, filepath.Dir(path), true)
 		if err != nil {
-			return fileID{}, err
+			return dirID{}, err
 		}
 		err = retry(func() error { return unix.Mkdirat(job, id.dirName(), 0o700) })
-		var st unix.Stat_t
+		var made dirID
 		if err == nil {
-			err = unix.Fstatat(job, id.dirName(), &st, unix.AT_SYMLINK_NOFOLLOW)
+			made, err = identify(job, id.dirName())
 		}
 		_ = unix.Close(job)
 		if errors.Is(err, unix.ENOENT) {
 			continue // another rank of the job left and took the job's directory along
 		}
 		if err != nil {
-			return fileID{}, fmt.Errorf("create directory %s: %w", path, err)
+			return dirID{}, fmt.Errorf("create directory %s: %w", path, err)
 		}
-		return idOf(&st), nil
+		return made, nil
 	}
 }
 
@@ -270,10 +284,17 @@ func (b *baseDir) forget(rep *Report, f *leaseFile) error {
 			return err
 		}
 	}
-	if !f.named(b.ebb, key+leaseSuffix) {
+	return b.forgetLease(rep.Identity, f)
+}
+
+// forgetLease removes the lease of an identity without a marker.
+func (b *baseDir) forgetLease(id Identity, f *leaseFile) error {
+	var st unix.Stat_t
+	err := unix.Fstatat(b.ebb, id.key()+markerSuffix, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if !errors.Is(err, unix.ENOENT) || !f.named(b.ebb, id.key()+leaseSuffix) {
 		return nil
 	}
-	return b.remove(key + leaseSuffix)
+	return b.remove(id.key() + leaseSuffix)
 }
 
 // Close gives up the claim and leaves everything in place, for a later claim of the same

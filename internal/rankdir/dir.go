@@ -37,13 +37,34 @@ func (e *DirError) Error() string {
 
 func (e *DirError) Unwrap() error { return e.Kind }
 
-// fileID tells files of one boot apart.
+// fileID tells the files apart that are there at one time.
 type fileID struct {
-	Dev uint64 `json:"dev"`
-	Ino uint64 `json:"ino"`
+	Dev uint64
+	Ino uint64
 }
 
 func idOf(st *unix.Stat_t) fileID { return fileID{Dev: st.Dev, Ino: st.Ino} }
+
+// dirID is a directory as a marker remembers it. The time of birth, where the file system keeps
+// one, tells it from a later directory that was given the same inode number.
+type dirID struct {
+	Dev  uint64 `json:"dev"`
+	Ino  uint64 `json:"ino"`
+	Born int64  `json:"born"` // nanoseconds since 1970; 0: not kept
+}
+
+// identify returns the identity of a name in a directory, or of the directory itself for "".
+func identify(dir int, name string) (dirID, error) {
+	var st unix.Statx_t
+	err := retry(func() error {
+		return unix.Statx(dir, name, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st)
+	})
+	id := dirID{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino}
+	if st.Mask&unix.STATX_BTIME != 0 {
+		id.Born = st.Btime.Sec*1e9 + int64(st.Btime.Nsec)
+	}
+	return id, err
+}
 
 // retry repeats a call that a signal interrupted.
 func retry(call func() error) error {
@@ -64,10 +85,11 @@ func openat(dir int, name string, flags int, mode uint32) (fd int, err error) {
 
 // baseDir is an open base directory with its .ebb directory.
 type baseDir struct {
-	path string // absolute
-	fd   int
-	ebb  int
-	id   fileID
+	path  string // absolute
+	fd    int
+	ebb   int
+	id    dirID
+	local bool // no other node can write to the file system
 }
 
 // openBase opens a base directory. create: what is missing is made; else the error is ENOENT.
@@ -81,11 +103,11 @@ func openBase(path string, create bool) (*baseDir, error) {
 			return nil, fmt.Errorf("create directory %s: %w", path, err)
 		}
 	}
-	fd, st, err := openDir(unix.AT_FDCWD, path, path)
+	fd, id, err := openDir(unix.AT_FDCWD, path, path)
 	if err != nil {
 		return nil, err
 	}
-	b := &baseDir{path: path, fd: fd, ebb: -1, id: idOf(st)}
+	b := &baseDir{path: path, fd: fd, ebb: -1, id: id, local: local(fd)}
 	if b.ebb, _, err = b.sub(b.fd, ebbDir, filepath.Join(path, ebbDir), create); err != nil {
 		b.close()
 		return nil, err
@@ -101,28 +123,31 @@ func (b *baseDir) close() {
 }
 
 // openDir opens a directory that is this user's alone to write; path is for people.
-func openDir(parent int, name, path string) (fd int, st *unix.Stat_t, err error) {
-	st = new(unix.Stat_t)
+func openDir(parent int, name, path string) (fd int, id dirID, err error) {
+	var st unix.Stat_t
 	fd, err = openat(parent, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
-		if unix.Fstatat(parent, name, st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
-			return -1, nil, &DirError{Path: path, Kind: ErrSymlink, Remedy: "name the directory itself"}
+		if unix.Fstatat(parent, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
+			return -1, id, &DirError{Path: path, Kind: ErrSymlink, Remedy: "name the directory itself"}
 		}
-		return -1, nil, &DirError{Path: path, Kind: ErrNotDir, Remedy: "choose another one"}
+		return -1, id, &DirError{Path: path, Kind: ErrNotDir, Remedy: "choose another one"}
 	}
 	if err != nil {
-		return -1, nil, fmt.Errorf("open directory %s: %w", path, err)
+		return -1, id, fmt.Errorf("open directory %s: %w", path, err)
 	}
-	if err = unix.Fstat(fd, st); err != nil {
+	if err = unix.Fstat(fd, &st); err == nil {
+		id, err = identify(fd, "")
+	}
+	if err != nil {
 		err = fmt.Errorf("look at directory %s: %w", path, err)
 	} else {
-		err = checkDir(st, path)
+		err = checkDir(&st, path)
 	}
 	if err != nil {
 		_ = unix.Close(fd)
-		return -1, nil, err
+		return -1, id, err
 	}
-	return fd, st, nil
+	return fd, id, nil
 }
 
 func checkDir(st *unix.Stat_t, path string) error {
@@ -136,15 +161,15 @@ func checkDir(st *unix.Stat_t, path string) error {
 }
 
 // sub opens a directory within another, made if it is missing and create is set.
-func (b *baseDir) sub(parent int, name, path string, create bool) (fd int, st *unix.Stat_t, err error) {
+func (b *baseDir) sub(parent int, name, path string, create bool) (fd int, id dirID, err error) {
 	for {
-		fd, st, err = openDir(parent, name, path)
+		fd, id, err = openDir(parent, name, path)
 		if !create || !errors.Is(err, unix.ENOENT) {
-			return fd, st, err
+			return fd, id, err
 		}
 		err = retry(func() error { return unix.Mkdirat(parent, name, 0o700) })
 		if err != nil && !errors.Is(err, unix.EEXIST) {
-			return -1, nil, fmt.Errorf("create directory %s: %w", path, err)
+			return -1, id, fmt.Errorf("create directory %s: %w", path, err)
 		}
 	}
 }

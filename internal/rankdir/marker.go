@@ -17,8 +17,8 @@ type marker struct {
 	Version    int      `json:"version"`
 	Identity   Identity `json:"identity"`
 	Dir        string   `json:"dir"` // for people; decisions go by the identity
-	Base       fileID   `json:"base"`
-	RankDir    fileID   `json:"rank_dir"` // zero: about to be made
+	Base       dirID    `json:"base"`
+	RankDir    dirID    `json:"rank_dir"` // zero: about to be made
 	Supervisor Owner    `json:"supervisor"`
 	Host       string   `json:"host"` // for people, and to tell a reboot from another node
 }

@@ -43,7 +43,7 @@ type reclaimer struct {
 	// owner must be known to be dead.
 	strict bool
 
-	proven fileID // set by run: the directory that is there and that ebb made
+	proven dirID // set by run: the directory that is there and that ebb made
 }
 
 // run fills in the report. An error means that the state is not known in full.
@@ -55,10 +55,12 @@ func (r *reclaimer) run() (Report, error) {
 		return rep, nil
 	}
 	sameBoot := r.marker.Supervisor.BootID == r.self.BootID
-	if !sameBoot && !local(r.base.fd) && r.marker.Host != hostname() {
+	if !sameBoot && !r.base.local && r.marker.Host != hostname() {
 		return keep(fmt.Sprintf("made on host %s, and the file system may be shared with it: reclaim it there", r.marker.Host))
 	}
-	same := func(a, b fileID) bool { return a.Ino == b.Ino && (a.Dev == b.Dev || !sameBoot) }
+	same := func(a, b dirID) bool {
+		return a.Ino == b.Ino && a.Born == b.Born && (a.Dev == b.Dev || !sameBoot) // devices are numbered anew
+	}
 	if !same(r.marker.Base, r.base.id) {
 		return keep("the marker is of another base directory")
 	}
@@ -72,7 +74,7 @@ func (r *reclaimer) run() (Report, error) {
 		return r.unusable(rep, err)
 	}
 	defer func() { _ = unix.Close(job) }()
-	dir, st, err := openDir(job, id.dirName(), rep.Dir)
+	dir, found, err := openDir(job, id.dirName(), rep.Dir)
 	if errors.Is(err, unix.ENOENT) {
 		rep.State = NothingThere
 		return rep, r.removeJob()
@@ -82,14 +84,14 @@ func (r *reclaimer) run() (Report, error) {
 	}
 	defer func() { _ = unix.Close(dir) }()
 
-	made := r.marker.RankDir != fileID{}
-	if made && !same(r.marker.RankDir, idOf(st)) {
+	made := r.marker.RankDir != dirID{}
+	if made && !same(r.marker.RankDir, found) {
 		return keep("another directory has taken its place")
 	}
 	// A marker without the directory's identity was written just before the directory was
 	// made: it proves nothing about files.
 	if made {
-		r.proven = idOf(st)
+		r.proven = found
 	}
 	if err := r.files(dir, made, &rep); err != nil {
 		return rep, err
@@ -101,8 +103,7 @@ func (r *reclaimer) run() (Report, error) {
 	if r.dry {
 		return rep, nil
 	}
-	var now unix.Stat_t
-	if err := unix.Fstatat(job, id.dirName(), &now, unix.AT_SYMLINK_NOFOLLOW); err != nil || idOf(&now) != idOf(st) {
+	if now, err := identify(job, id.dirName()); err != nil || now != found {
 		return keep("another directory has taken its place")
 	}
 	switch err := retry(func() error { return unix.Unlinkat(job, id.dirName(), unix.AT_REMOVEDIR) }); {
@@ -141,10 +142,9 @@ func (r *reclaimer) removeJob() error {
 
 // files removes the data files of the directory. What it may not remove is Left.
 func (r *reclaimer) files(dir int, made bool, rep *Report) error {
-	isLocal := local(dir)
 	mine := func(owner Owner) bool {
 		if r.strict {
-			return Dead(owner, isLocal)
+			return Dead(owner, r.base.local)
 		}
 		// The lease says that the owner is dead. A process that never got it may yet live.
 		return !running(owner)

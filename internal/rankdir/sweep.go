@@ -202,8 +202,16 @@ func SweepBare(dir string, dry bool) (Report, error) {
 		return rep, fmt.Errorf("sweep %s: %w", dir, err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	isLocal := local(fd)
-	err = removeDataFiles(fd, &rep, func(o Owner) bool { return Dead(o, isLocal) }, dry)
+	err = rep.sweepBare(fd, local(fd), dry)
+	if err != nil {
+		return rep, fmt.Errorf("sweep %s: %w", dir, err)
+	}
+	return rep, nil
+}
+
+// sweepBare fills in the report of a bare directory.
+func (rep *Report) sweepBare(fd int, local, dry bool) error {
+	err := removeDataFiles(fd, rep, func(o Owner) bool { return Dead(o, local) }, dry)
 	rep.Left = slices.DeleteFunc(rep.Left, func(name string) bool { return !IsDataFile(name) })
 	switch {
 	case len(rep.Files) > 0 && dry:
@@ -216,8 +224,5 @@ func SweepBare(dir string, dry bool) (Report, error) {
 	if len(rep.Left) > 0 {
 		rep.Why = "the process of a data file lives, or cannot be known to be dead"
 	}
-	if err != nil {
-		return rep, fmt.Errorf("sweep %s: %w", dir, err)
-	}
-	return rep, nil
+	return err
 }
