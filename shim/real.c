@@ -127,8 +127,7 @@ static void *runtime_of(const void *caller, const struct runtimes *loaded)
 		if (handle == NULL)
 			continue;
 		const char *soname = runtime_in_dynamic(runtime, DT_SONAME);
-		if (strcmp(file_name(loaded->paths[i]), needed) == 0 ||
-		    (soname != NULL && strcmp(soname, needed) == 0))
+		if (soname != NULL && strcmp(soname, needed) == 0)
 			return handle;
 		dlclose(handle);
 	}

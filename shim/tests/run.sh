@@ -7,8 +7,8 @@ directory=$(cd "$2" && pwd)
 shift 2
 
 case $flavour in
-asan) runtime=$(cc -print-file-name=libasan.so): ;;
-tsan) runtime=$(cc -print-file-name=libtsan.so): ;;
+asan) runtime=$(${CC:-cc} -print-file-name=libasan.so): ;;
+tsan) runtime=$(${CC:-cc} -print-file-name=libtsan.so): ;;
 *) runtime= ;;
 esac
 export EBB_TEST_PRELOAD="$runtime$directory/libebb.so"
