@@ -114,6 +114,12 @@ static CUresult open_file(void)
 		sg_complain("%s: %s", path, strerror(errno));
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
+	/* A program that closed its standard streams may still write to them, but not into the table. */
+	if (file <= STDERR_FILENO) {
+		int above = fcntl(file, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+		close(file);
+		file = above;
+	}
 	if (fstat(file, &st) || !S_ISREG(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077)) {
 		sg_complain("%s: not a private file of this user", path);
 		close(file);
