@@ -33,7 +33,7 @@ func small(t *testing.T) config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(base) })
+	t.Cleanup(func() { _ = os.RemoveAll(base) })
 	c := config{Dist: dist, Base: base, Ranks: 2, Cycles: 2, Steps: 3, Megabytes: 24, Timeout: 5 * time.Minute}
 	if err := c.missing(); err != nil {
 		t.Fatal(err)
@@ -170,7 +170,7 @@ func TestInterruptedDemoLeavesNothing(t *testing.T) {
 	go func() {
 		_, err := run(ctx, c, nil)
 		ended <- err
-		os.WriteFile(started, []byte("0\n"), 0) // in case it never came to a rollout
+		_ = os.WriteFile(started, []byte("0\n"), 0) // in case it never came to a rollout
 	}()
 	text, err := os.ReadFile(started)
 	if err != nil {

@@ -44,7 +44,7 @@ func command(args []string, stdout, stderr io.Writer) int {
 	res, err := run(ctx, c, progress)
 	progress.stop()
 	if ctx.Err() != nil {
-		err = errors.New("interrupted")
+		err, res.Output = errors.New("interrupted"), nil
 	}
 
 	if asJSON {
