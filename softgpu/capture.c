@@ -319,9 +319,11 @@ CUresult sg_capture_wait(struct CUstream_st *s, struct CUevent_st *e, bool *hand
 CUresult sg_capture_event_used(struct CUevent_st *e)
 {
 	struct sg_capture *c = e->capture_id ? capture_by_id(e->capture_id) : NULL;
-	if (c)
+	if (c) {
 		c->invalid = true;
-	return e->capture_id ? CUDA_ERROR_CAPTURED_EVENT : unsafe_locked();
+		return CUDA_ERROR_CAPTURED_EVENT;
+	}
+	return e->capture_id ? CUDA_ERROR_INVALID_VALUE : unsafe_locked();
 }
 
 void sg_capture_stream_gone(struct CUstream_st *s)

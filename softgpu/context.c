@@ -10,7 +10,7 @@ pthread_mutex_t sg_ctx_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static struct CUctx_st primaries[SG_MAX_DEVICES];
 static int primary_refs[SG_MAX_DEVICES];
-static bool lost[SG_MAX_DEVICES]; /* poisoned, then reset: the driver does not bring such a device back in this process */
+static int lost[SG_MAX_DEVICES]; /* the error that poisoned it before a reset: the driver does not bring it back in this process */
 static struct CUctx_st *others;
 
 enum { MAX_DEPTH = 64 };
@@ -90,21 +90,23 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice dev)
 	if (!ctx)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&sg_ctx_lock);
-	if (!atomic_load(&primaries[dev].alive) && !lost[dev]) {
-		atomic_store(&primaries[dev].sticky, 0);
+	CUresult r = lost[dev];
+	if (!r) {
+		if (!atomic_load(&primaries[dev].alive))
+			atomic_store(&primaries[dev].sticky, 0);
 		atomic_store(&primaries[dev].alive, true);
+		primary_refs[dev]++;
+		*ctx = &primaries[dev];
 	}
-	primary_refs[dev]++;
 	pthread_mutex_unlock(&sg_ctx_lock);
-	*ctx = &primaries[dev];
-	return CUDA_SUCCESS;
+	return r;
 }
 
 static void kill_primary(CUdevice dev) /* gives up sg_ctx_lock */
 {
 	bool was = atomic_exchange(&primaries[dev].alive, false);
-	if (was && atomic_load(&primaries[dev].sticky))
-		lost[dev] = true;
+	if (was)
+		lost[dev] = atomic_load(&primaries[dev].sticky);
 	primaries[dev].peers = 0;
 	pthread_mutex_unlock(&sg_ctx_lock);
 	if (was)

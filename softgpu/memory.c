@@ -97,6 +97,12 @@ static CUresult new_memory(uint64_t size, int device, int *fd)
 	char name[100];
 	snprintf(name, sizeof name, "softgpu:%d:%s", device, sg_config.node);
 	*fd = memfd_create(name, MFD_CLOEXEC);
+	/* A program that closed its standard streams may still write to them, but not into memory. */
+	if (*fd >= 0 && *fd <= STDERR_FILENO) {
+		int above = fcntl(*fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+		close(*fd);
+		*fd = above;
+	}
 	if (*fd >= 0 && ftruncate(*fd, size) == 0)
 		return CUDA_SUCCESS;
 	if ((errno == EMFILE || errno == ENFILE) && !atomic_exchange(&told, true))
@@ -456,13 +462,15 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr pt
 	pthread_rwlock_rdlock(&sg_mem_lock);
 	bool found = sg_mem_find(ptr, &r) && r.mapped && r.accessible;
 	pthread_rwlock_unlock(&sg_mem_lock);
+	if (!found && sg_host_range(ptr, base, size))
+		return CUDA_SUCCESS;
 	if (!found)
-		return sg_host_range(ptr, base, size) ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+		r.base = r.size = 0;
 	if (base)
 		*base = r.base;
 	if (size)
 		*size = r.size;
-	return CUDA_SUCCESS;
+	return found ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
 /* ---- reservations */
@@ -693,7 +701,7 @@ static CUresult map_locked(uint64_t ptr, uint64_t size, struct handle *h)
 {
 	struct reservation *s = res_holding(ptr);
 	int i = first_map_after(ptr);
-	if (!h || !h->refs)
+	if (!h) /* one that is released but still mapped will do, as with the driver */
 		return CUDA_ERROR_INVALID_VALUE;
 	if (size != h->size)
 		return CUDA_ERROR_NOT_SUPPORTED;

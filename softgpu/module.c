@@ -100,7 +100,7 @@ static CUresult load_image(struct CUmod_st *m, const void *image)
 		m->ptx = strdup(image);
 		if (!m->ptx)
 			return CUDA_ERROR_OUT_OF_MEMORY;
-		return strstr(m->ptx, ".version") ? CUDA_SUCCESS : CUDA_ERROR_INVALID_PTX;
+		return strstr(m->ptx, ".version") ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
 	}
 	memcpy(&magic, image, b[0] && b[1] && b[2] ? 4 : 1); /* a short text may end here */
 	if (b[0] && b[1] && b[2] && (magic == FATBIN_MAGIC || magic == FATBIN_WRAPPER_MAGIC))

@@ -5,9 +5,13 @@
  * the file by a process drops its locks, so it is opened once, here, and never again.
  *
  * The file's byte 0 is the lock for changing it. Slot bytes are only ever tried, never waited for, so nobody can wait in a
- * circle. A killed process may leave its slot half changed: every change is one 64-bit store, so there is no half. */
+ * circle. A killed process may leave its slot half changed: every change is one 64-bit store, so there is no half.
+ *
+ * Nobody can remove the file at its own death by SIGKILL, so every process that starts removes those of nodes without a living
+ * process. Whoever opened such a file meanwhile sees, once it has the lock, that the file has no name any more, and opens anew. */
 #include "internal.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -35,7 +39,7 @@ static pthread_mutex_t threads = PTHREAD_MUTEX_INITIALIZER; /* record locks do n
 static int file = -1;
 static struct table *table;
 static int my_slot = -1;
-static char path[4096];
+static char directory[3000], path[4096];
 
 static struct flock byte_lock(short type, off_t at)
 {
@@ -100,9 +104,17 @@ static void name_file(void)
 {
 	struct stat st;
 	const char *dir = getenv("XDG_RUNTIME_DIR");
-	if (!dir || dir[0] != '/' || stat(dir, &st) || !S_ISDIR(st.st_mode) || st.st_uid != geteuid())
+	if (!dir || dir[0] != '/' || strlen(dir) >= sizeof directory || stat(dir, &st) || !S_ISDIR(st.st_mode) ||
+	    st.st_uid != geteuid())
 		dir = "/dev/shm";
+	strcpy(directory, dir);
 	snprintf(path, sizeof path, "%s/softgpu-%u-%s", dir, (unsigned)geteuid(), sg_config.node);
+}
+
+static void close_file(void)
+{
+	close(file);
+	file = -1;
 }
 
 static CUresult open_file(void)
@@ -122,8 +134,7 @@ static CUresult open_file(void)
 	}
 	if (fstat(file, &st) || !S_ISREG(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077)) {
 		sg_complain("%s: not a private file of this user", path);
-		close(file);
-		file = -1;
+		close_file();
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
 	return CUDA_SUCCESS;
@@ -180,19 +191,71 @@ static CUresult claim_slot(void)
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* Opens the file and has its lock; anew if it was removed in between. */
+static CUresult open_and_lock(void)
+{
+	struct stat st;
+	for (;;) {
+		CUresult r = open_file();
+		if (r)
+			return r;
+		lock_node();
+		if (fstat(file, &st) == 0 && st.st_nlink > 0)
+			return CUDA_SUCCESS;
+		unlock_node();
+		close_file();
+	}
+}
+
+/* Removes the file of another node if nobody lives there. */
+static void remove_if_dead(int dir, const char *name)
+{
+	struct stat st;
+	struct flock change = byte_lock(F_WRLCK, 0);
+	struct flock anyone = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = SLOT_BYTE, .l_len = SLOTS};
+	int fd = openat(dir, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	if (fd < 0)
+		return;
+	if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() && fcntl(fd, F_SETLK, &change) == 0 &&
+	    fcntl(fd, F_GETLK, &anyone) == 0 && anyone.l_type == F_UNLCK)
+		unlinkat(dir, name, 0);
+	close(fd);
+}
+
+static void remove_dead_nodes(void)
+{
+	char prefix[64];
+	const char *mine = strrchr(path, '/') + 1;
+	int n = snprintf(prefix, sizeof prefix, "softgpu-%u-", (unsigned)geteuid());
+	DIR *d = opendir(directory);
+	if (!d)
+		return;
+	for (struct dirent *e; (e = readdir(d));)
+		if (!strncmp(e->d_name, prefix, n) && strcmp(e->d_name, mine)) /* opening our own again would cost its locks */
+			remove_if_dead(dirfd(d), e->d_name);
+	closedir(d);
+}
+
 CUresult sg_node_join(void)
 {
-	CUresult r = file < 0 ? open_file() : CUDA_SUCCESS;
+	CUresult r = open_and_lock();
+	if (r)
+		return r;
+	r = map_file();
+	if (!r)
+		r = agree();
+	if (!r)
+		r = claim_slot();
+	unlock_node();
 	if (!r) {
-		lock_node();
-		r = table ? CUDA_SUCCESS : map_file();
-		if (!r)
-			r = agree();
-		if (!r)
-			r = claim_slot();
-		unlock_node();
+		remove_dead_nodes();
+		return r;
 	}
-	return r; /* on failure the file stays open: the next cuInit tries again with it */
+	if (table)
+		munmap(table, sizeof *table);
+	table = NULL;
+	close_file();
+	return r;
 }
 
 CUresult sg_node_take(int device, uint64_t bytes)

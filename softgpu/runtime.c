@@ -41,6 +41,7 @@ enum { MAX_DEVICES = 16 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* which devices' primary contexts we hold */
 static CUcontext held[MAX_DEVICES];
 static atomic_bool active[MAX_DEVICES]; /* false again after a reset */
+static atomic_int device_count;	       /* once it is known: a forked child can still ask for it */
 
 static _Thread_local cudaError_t last_error;
 static _Thread_local int my_device;
@@ -56,9 +57,10 @@ static void find_driver(void)
 	d.found = all; /* else libcuda.so.1 is missing, or is not softgpu's */
 }
 
+/* "Not ready" is an answer, not an error to remember. */
 static cudaError_t done(CUresult r)
 {
-	if (r)
+	if (r && r != CUDA_ERROR_NOT_READY)
 		last_error = (cudaError_t)r;
 	return (cudaError_t)r;
 }
@@ -72,10 +74,24 @@ static CUresult enter(const char *name)
 	return d.softgpu_runtime_call(name);
 }
 
+static CUresult count_devices(void)
+{
+	int n = 0;
+	if (atomic_load(&device_count))
+		return CUDA_SUCCESS;
+	CUresult r = d.cuInit(0);
+	if (!r)
+		r = d.cuDeviceGetCount(&n);
+	atomic_store(&device_count, n);
+	return r;
+}
+
 /* The primary context of a device, held once for the process. */
 static CUresult hold(int device, CUcontext *ctx)
 {
-	CUresult r = CUDA_SUCCESS;
+	CUresult r = count_devices();
+	if (r)
+		return r;
 	if (device < 0 || device >= MAX_DEVICES)
 		return CUDA_ERROR_INVALID_DEVICE;
 	pthread_mutex_lock(&lock);
@@ -83,6 +99,8 @@ static CUresult hold(int device, CUcontext *ctx)
 		r = d.cuDevicePrimaryCtxRetain(&held[device], device);
 	if (!r)
 		atomic_store(&active[device], true);
+	else if (r >= CUDA_ERROR_ILLEGAL_ADDRESS && r < CUDA_ERROR_NOT_PERMITTED)
+		r = CUDA_ERROR_DEVICE_UNAVAILABLE; /* poisoned before a reset */
 	*ctx = held[device];
 	pthread_mutex_unlock(&lock);
 	return r;
@@ -203,8 +221,12 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **fn, unsi
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
-	ENTER(enter_init, cudaGetDeviceCount);
-	return done(d.cuDeviceGetCount(count));
+	ENTER(enter, cudaGetDeviceCount);
+	if (!count)
+		return done(CUDA_ERROR_INVALID_VALUE);
+	CUresult r = count_devices();
+	*count = atomic_load(&device_count);
+	return done(r);
 }
 
 /* Makes no context: a thread that has done nothing yet is on device 0. */

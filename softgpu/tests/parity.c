@@ -346,7 +346,6 @@ static void c_map(void)
 	Q("at an unaligned offset", d.cuMemMap(p, G, 4096, h4, 0));
 	Q("flags", d.cuMemMap(p, G, 0, h, 1));
 	Q("zero size", d.cuMemMap(p, 0, 0, h, 0));
-	Q("bad handle", d.cuMemMap(p, G, 0, 12345, 0));
 	Q("beyond reservation", d.cuMemMap(p + 6 * G, 4 * G, 0, h4, 0));
 	Q("not reserved", d.cuMemMap(0x10000000000ull, G, 0, h, 0));
 	Q("map", d.cuMemMap(p, 4 * G, 0, h4, 0));
@@ -492,7 +491,7 @@ static void attributes(const char *name, CUdeviceptr p)
 	CUdeviceptr base = 5;
 	size = 5;
 	Q(" address range", d.cuMemGetAddressRange_v2(&base, &size, p));
-	Q(" pointer minus base", base == 5 ? -1 : (long long)(p - base));
+	Q(" pointer minus base", base == 5 ? -1 : base == 0 ? -2 : (long long)(p - base));
 	Q(" size in granules", size / G);
 }
 
@@ -572,6 +571,7 @@ static void c_host(void)
 	Q("register overlapping", d.cuMemHostRegister_v2((char *)h + (1 << 19), 1 << 20, 0));
 	Q("register neighbour", d.cuMemHostRegister_v2((char *)h + (1 << 20), 1 << 20, 1));
 	Q("register zero", d.cuMemHostRegister_v2((char *)h + (4 << 20), 0, 0));
+	Q("register for a plain head", d.cuMemHostRegister_v2((char *)h + (7 << 20), 1 << 19, 0));
 	Q("register unaligned", d.cuMemHostRegister_v2((char *)h + (4 << 20) + 100, 5000, 0));
 	Q("register null", d.cuMemHostRegister_v2(NULL, 4096, 0));
 	Q("register bad flags", d.cuMemHostRegister_v2((char *)h + (6 << 20), 4096, 0x100));
@@ -581,6 +581,7 @@ static void c_host(void)
 	Q("copy over two pieces back", d.cuMemcpyDtoH_v2(h, dev, 2 << 20));
 	Q("async copy over two pieces", d.cuMemcpyHtoDAsync_v2(dev, h, 2 << 20, NULL));
 	Q("async copy over two pieces back", d.cuMemcpyDtoHAsync_v2(h, dev, 2 << 20, NULL));
+	Q("copy from plain head", d.cuMemcpyHtoD_v2(dev, (char *)h + (13 << 19), 1 << 20));
 	Q("copy into plain tail", d.cuMemcpyHtoD_v2(dev, (char *)h + (3 << 19), 1 << 20));
 	Q("async copy into plain tail", d.cuMemcpyHtoDAsync_v2(dev, (char *)h + (3 << 19), 1 << 20, NULL));
 	Q("synchronize", d.cuCtxSynchronize());
@@ -693,6 +694,7 @@ static void c_copies(void)
 	Q("alloc to vmm", d.cuMemcpyDtoD_v2(p, q, 4096));
 	d.cuMemAlloc_v2(&r, 4096);
 	Q("d32 unaligned", d.cuMemsetD32_v2(q + 2, 1, 4));
+	d.cuCtxSynchronize();
 	set_access(p, 2 * G, 1);
 	Q("read only: read", d.cuMemcpyDtoH_v2(b, p, 10));
 	Q("read only: write", d.cuMemcpyHtoD_v2(p, a, 10));
@@ -711,7 +713,7 @@ static void poison(void)
 	static CUdeviceptr p;
 	d.cuMemAlloc_v2(&p, 4096);
 	if (d.set_fault) {
-		d.set_fault("copy:1:700");
+		d.set_fault("memset:1:700");
 		d.cuMemsetD8Async(p, 1, 16, NULL);
 	} else {
 		if (d.cuModuleLoadData(&m, trap_ptx) || d.cuModuleGetFunction(&f, m, "trap_now"))
@@ -806,11 +808,60 @@ static void c_sticky_vmm_copy(void)
 	poison();
 	Q("sync", d.cuCtxSynchronize());
 	Q("unmap", d.cuMemUnmap(p, G));
-	d.cuDevicePrimaryCtxReset_v2(0);
-	d.cuDevicePrimaryCtxRetain(&ctx, 0);
-	d.cuCtxSetCurrent(ctx);
+	Q("reset", d.cuDevicePrimaryCtxReset_v2(0));
+	Q("retain", d.cuDevicePrimaryCtxRetain(&ctx, 0));
+	Q("set current", d.cuCtxSetCurrent(ctx));
 	Q("alloc after reset", d.cuMemAlloc_v2(&q, 100));
 	Q("copy", d.cuMemcpyDtoH_v2(buf, q, 16));
+}
+
+/* Much work on a range, and the range taken away at once. */
+static void c_taken_away(void)
+{
+	size_t a, b;
+	with_ctx();
+	d.cuMemGetInfo_v2(&a, &b);
+	size_t n = a / 4 / G;
+	CUdeviceptr p = mapped(n), q;
+	CUmemGenericAllocationHandle h;
+	for (int i = 0; i < 40; i++)
+		d.cuMemsetD8Async(p, i, n * G, NULL);
+	CUresult busy = d.cuStreamQuery(NULL);
+	Q("work is running", busy);
+	Q("unmap", d.cuMemUnmap(p, n * G));
+	Q("synchronize", d.cuCtxSynchronize());
+	Q("alloc", d.cuMemAlloc_v2(&q, 4096));
+	h = create(G);
+	Q("map there", d.cuMemMap(p, G, 0, h, 0));
+}
+
+static void c_access_taken_away(void)
+{
+	size_t a, b;
+	with_ctx();
+	d.cuMemGetInfo_v2(&a, &b);
+	size_t n = a / 4 / G;
+	CUdeviceptr p = mapped(n);
+	for (int i = 0; i < 40; i++)
+		d.cuMemsetD8Async(p, i, n * G, NULL);
+	Q("work is running", d.cuStreamQuery(NULL));
+	Q("set access none", set_access(p, n * G, 0));
+	Q("synchronize", d.cuCtxSynchronize());
+}
+
+static void c_freed_under_work(void)
+{
+	size_t a, b;
+	CUdeviceptr p;
+	with_ctx();
+	d.cuMemGetInfo_v2(&a, &b);
+	d.cuMemAlloc_v2(&p, a / 4);
+	for (int i = 0; i < 40; i++)
+		d.cuMemsetD8Async(p, i, a / 4, NULL);
+	Q("work is running", d.cuStreamQuery(NULL));
+	Q("free", d.cuMemFree_v2(p));
+	Q("query", d.cuStreamQuery(NULL));
+	Q("synchronize", d.cuCtxSynchronize());
 }
 
 static void c_streams(void)
@@ -853,7 +904,6 @@ static void c_streams(void)
 	Q("destroy legacy", d.cuStreamDestroy_v2(CU_STREAM_LEGACY));
 	Q("null event", d.cuEventRecord(NULL, s));
 	Q("destroy", d.cuStreamDestroy_v2(s));
-	Q("destroy twice", d.cuStreamDestroy_v2(s));
 }
 
 static volatile int gate_open;
@@ -882,9 +932,11 @@ static void c_ordering(void)
 	Q("query of other stream", d.cuStreamQuery(nb));
 	Q("event query", d.cuEventQuery(e));
 	Q("elapsed not ready", d.cuEventElapsedTime(&ms, e, e));
+	d.cuMemsetD8Async(p, 3, 16, nb);
+	Q("non-blocking stream runs", d.cuStreamSynchronize(nb));
 	d.cuLaunchHostFunc(nb, bump, &n);
-	d.cuStreamSynchronize(nb);
-	Q("non-blocking stream ran", n);
+	usleep(200000);
+	Q("host function of another stream ran beside one", n);
 	Q("legacy waits for blocking stream", d.cuStreamQuery(NULL));
 	d.cuEventRecord(f, NULL);
 	Q("event on legacy", d.cuEventQuery(f));
@@ -1086,6 +1138,12 @@ static void c_capture_rules(void)
 	Q("other captures", (d.cuStreamIsCapturing(other_stream, &st), st));
 	d.cuMemsetD8Async(p + 1, 8, 1, other_stream);
 	Q("end other", d.cuStreamEndCapture(other_stream, &g));
+	Q("end after that", d.cuStreamEndCapture(cap, &g));
+	d.cuStreamBeginCapture_v2(cap, 2);
+	d.cuMemsetD8Async(p, 7, 16, cap);
+	d.cuEventRecord(e, cap);
+	d.cuStreamWaitEvent(other_stream, e, 0);
+	d.cuMemsetD8Async(p + 1, 8, 1, other_stream);
 	Q("end unjoined", d.cuStreamEndCapture(cap, &g));
 	Q("other captures", (d.cuStreamIsCapturing(other_stream, &st), st));
 	d.cuStreamBeginCapture_v2(cap, 2);
@@ -1106,6 +1164,15 @@ static void c_capture_rules(void)
 	Q("first", out[0]);
 	Q("second", out[1]);
 	Q("third", out[2]);
+	d.cuStreamBeginCapture_v2(cap, 2);
+	d.cuEventRecord(e, cap);
+	d.cuStreamEndCapture(cap, &g);
+	Q("query event of a past capture", d.cuEventQuery(e));
+	Q("wait for event of a past capture", d.cuStreamWaitEvent(other_stream, e, 0));
+	d.cuStreamBeginCapture_v2(cap, 2);
+	d.cuEventRecord(e, cap);
+	d.cuStreamWaitEvent(other_stream, e, 0);
+	Q("end, other joined without work", d.cuStreamEndCapture(cap, &g));
 	d.cuEventRecord(never, other_stream);
 	d.cuStreamBeginCapture_v2(cap, 2);
 	Q("wait for uncaptured event", d.cuStreamWaitEvent(cap, never, 0));
@@ -1120,8 +1187,8 @@ static void c_capture_rules(void)
 	Q("context synchronize in relaxed thread", d.cuCtxSynchronize());
 	Q("status", (d.cuStreamIsCapturing(cap, &st), st));
 	Q("end", d.cuStreamEndCapture(cap, &g));
-	m = 9;
-	Q("exchange bad", d.cuThreadExchangeStreamCaptureMode(&m));
+	m = CU_STREAM_CAPTURE_MODE_GLOBAL;
+	d.cuThreadExchangeStreamCaptureMode(&m);
 	d.cuStreamBeginCapture_v2(cap, 0);
 	Q("context synchronize", d.cuCtxSynchronize());
 	Q("memset after invalidation", d.cuMemsetD8Async(p, 1, 16, cap));
@@ -1174,7 +1241,10 @@ static void c_modules(void)
 	Q("launch zero grid", d.cuLaunchKernel(f, 0, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
 	Q("launch huge block", d.cuLaunchKernel(f, 1, 1, 1, 4096, 1, 1, 0, NULL, NULL, NULL));
 	Q("launch null", d.cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+	Q("launch no params", d.cuLaunchKernel(f, 1, 1, 1, 1024, 2, 1, 0, NULL, NULL, NULL));
 	Q("unload", d.cuModuleUnload(m));
+	Q("fatbin magic", d.cuModuleLoadData(&m, "\x50\xed\x55\xba\x01\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"));
+	Q("empty ptx", d.cuModuleLoadData(&m, "//\n"));
 }
 
 static void c_symbols(void)
@@ -1206,7 +1276,8 @@ static const struct { const char *name; void (*fn)(void); } cases[] = {
 	C(c_map), C(c_access), C(c_unmap), C(c_reserve), C(c_attributes), C(c_alloc), C(c_host),
 	C(c_bad_copy_reserved), C(c_bad_copy_reserved_async), C(c_bad_copy_tail), C(c_bad_copy_tail_async),
 	C(c_bad_copy_noaccess), C(c_bad_copy_wild), C(c_bad_copy_freed), C(c_bad_copy_over_alloc), C(c_bad_memset),
-	C(c_bad_memset_noaccess), C(c_copies), C(c_sticky), C(c_sticky_vmm_copy), C(c_streams), C(c_ordering),
+	C(c_bad_memset_noaccess), C(c_copies), C(c_sticky), C(c_sticky_vmm_copy),
+	C(c_taken_away), C(c_access_taken_away), C(c_freed_under_work), C(c_streams), C(c_ordering),
 	C(c_capture_matrix), C(c_capture_rules), C(c_capture_threads), C(c_modules), C(c_symbols),
 };
 
