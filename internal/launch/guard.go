@@ -25,10 +25,10 @@ type guard struct {
 	pipe io.WriteCloser
 }
 
-func startGuard() (*guard, error) {
+func startGuard(environ []string) (*guard, error) {
 	cmd := exec.Command("/proc/self/exe", GuardVerb)
 	cmd.Args[0] = "ebb"
-	cmd.Env = []string{}
+	cmd.Env = Apply(environ, []Setting{{Name: "LD_PRELOAD", Unset: true}})
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	pipe, err := cmd.StdinPipe()

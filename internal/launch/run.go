@@ -85,7 +85,7 @@ func Run(req Request) (out Outcome, err error) {
 		return out, err
 	}
 
-	group := Group{Labelled: req.Labelled, Grace: req.Grace, Signals: signals, Say: req.Say}
+	group := Group{Environ: req.Environ, Labelled: req.Labelled, Grace: req.Grace, Signals: signals, Say: req.Say}
 	for _, r := range ranks {
 		settings, err := Settings(req.Options, libs, r, getenv)
 		if err != nil {

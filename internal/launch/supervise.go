@@ -24,6 +24,7 @@ type Process struct {
 // Group is what Supervise runs.
 type Group struct {
 	Processes []Process
+	Environ   []string // ebb's own environment
 	// Labelled sends the output through ebb, line by line. Otherwise the processes have ebb's
 	// own streams.
 	Labelled bool
@@ -56,7 +57,7 @@ func Supervise(g Group) (Outcome, error) {
 	}
 	defer s.closeStreams()
 	var err error
-	if s.guard, err = startGuard(); err != nil {
+	if s.guard, err = startGuard(s.Environ); err != nil {
 		return Outcome{}, err
 	}
 	defer s.guard.close()
