@@ -5,10 +5,9 @@ import (
 	"runtime"
 
 	"github.com/spf13/cobra"
-)
 
-// version is that of abi/ebb_engine.h.
-const version = "0.1.0"
+	"github.com/ebb-offload/ebb/internal/version"
+)
 
 func newVersion() *cobra.Command {
 	var asJSON bool
@@ -21,10 +20,10 @@ func newVersion() *cobra.Command {
 			platform := runtime.GOOS + "/" + runtime.GOARCH
 			if asJSON {
 				return printJSON(map[string]string{
-					"message_type": "version", "version": version, "go": runtime.Version(), "platform": platform,
+					"message_type": "version", "version": version.Version, "go": runtime.Version(), "platform": platform,
 				})
 			}
-			fmt.Printf("ebb %s (%s, %s)\n", version, runtime.Version(), platform)
+			fmt.Printf("ebb %s (%s, %s)\n", version.Version, runtime.Version(), platform)
 			return nil
 		},
 	}

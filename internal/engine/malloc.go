@@ -81,7 +81,7 @@ func (e *Engine) back(a *alloc.Allocation) error {
 // for first, as cudaFree does. It waits while the memory is part of a pause or resume.
 func (e *Engine) Free(base mem.Addr, captureActive bool) error {
 	if captureActive && e.table.Has(base) {
-		return fmt.Errorf("free memory at %v: %w", base, ErrCapture)
+		return fmt.Errorf("memory at %v: %w", base, ErrCapture)
 	}
 	a, state, err := e.table.Remove(base)
 	if err != nil {

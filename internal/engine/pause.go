@@ -20,7 +20,7 @@ import (
 func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	start := time.Now()
 	if s.CaptureActive {
-		return res, fmt.Errorf("pause: %w", ErrCapture)
+		return res, ErrCapture
 	}
 	e.op.Lock()
 	defer e.op.Unlock()
@@ -30,7 +30,7 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 
 	set, err := e.table.BeginPause(tags)
 	if err != nil {
-		return res, fmt.Errorf("pause: %w", err)
+		return res, err
 	}
 	if len(set) == 0 {
 		return res, nil
@@ -38,7 +38,6 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	p, err := e.save(set)
 	if err != nil {
 		e.table.Settle(set, alloc.Active)
-		err = fmt.Errorf("pause: %w", err)
 		e.recordPause(res, err)
 		return res, err
 	}
@@ -51,7 +50,7 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 		res.Bytes += a.Size
 	}
 	if err != nil {
-		err = fmt.Errorf("pause: %w: %d of %d allocations: %w", ErrPartial, len(paused), len(set), err)
+		err = fmt.Errorf("%w: %d of %d allocations: %w", ErrPartial, len(paused), len(set), err)
 	}
 	e.recordPause(res, err)
 	return res, err

@@ -21,13 +21,13 @@ const pollFree = 50 * time.Millisecond
 func (e *Engine) Resume(tags []string, s Settings) (res Result, err error) {
 	start := time.Now()
 	if s.CaptureActive {
-		return res, fmt.Errorf("resume: %w", ErrCapture)
+		return res, ErrCapture
 	}
 	e.op.Lock()
 	defer e.op.Unlock()
 	set, err := e.table.BeginResume(tags)
 	if err != nil {
-		return res, fmt.Errorf("resume: %w", err)
+		return res, err
 	}
 	if len(set) == 0 {
 		return res, nil
@@ -39,7 +39,6 @@ func (e *Engine) Resume(tags []string, s Settings) (res Result, err error) {
 			err = errors.Join(err, e2)
 		}
 		e.table.Settle(set, alloc.Paused)
-		err = fmt.Errorf("resume: %w", err)
 		e.recordResume(res, err)
 		return res, err
 	}

@@ -3,14 +3,19 @@ package engine
 import (
 	"encoding/json"
 	"os"
+	"strings"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/version"
 )
 
 // Status is the JSON of ebb_status. Sizes are bytes, times seconds.
 type Status struct {
+	Version       string      `json:"version"`
 	PID           int         `json:"pid"`
-	Identity      string      `json:"identity,omitempty"`
+	Role          string      `json:"role,omitempty"` // who this is, as the launcher says
+	Cell          string      `json:"cell,omitempty"`
+	Rank          string      `json:"rank,omitempty"`
 	Device        string      `json:"device"`
 	DriverVersion int         `json:"driver_version"`
 	Allocations   int         `json:"allocations"`
@@ -85,7 +90,17 @@ func (e *Engine) recordResume(r Result, err error) {
 // Status describes the process's managed memory as one JSON object. It never waits for a pause
 // or resume under way.
 func (e *Engine) Status() []byte {
-	s := Status{PID: os.Getpid(), Identity: e.config.Identity, Workers: e.workers, BlockBytes: e.block, Tags: []TagStatus{}}
+	s := Status{Version: version.Version, PID: os.Getpid(), Workers: e.workers, BlockBytes: e.block, Tags: []TagStatus{}}
+	for _, word := range strings.Fields(e.config.Identity) {
+		switch key, value, _ := strings.Cut(word, "="); key {
+		case "role":
+			s.Role = value
+		case "cell":
+			s.Cell = value
+		case "rank":
+			s.Rank = value
+		}
+	}
 	s.DriverVersion, _ = e.drv.Version()
 	s.Device, _ = e.drv.DeviceName(e.anyDevice())
 	for _, t := range e.table.Summary() {
