@@ -76,9 +76,9 @@ func holdLease(path string) (*Lease, error) {
 	}
 	// A supervisor that found the rank dead removes the file before it lets go of it.
 	if !f.named(dir, filepath.Base(path)) {
-		f.unhold()
+		err := errors.Join(errors.New("the file was removed meanwhile: the rank's supervisor has ended"), f.unhold())
 		f.put()
-		return nil, errors.New("the file was removed meanwhile: the rank's supervisor has ended")
+		return nil, err
 	}
 	return &Lease{file: f}, nil
 }

@@ -170,7 +170,7 @@ func readProcess(dir string) (process, error) {
 	}
 	// The second field is the command in brackets and may hold anything; the state follows.
 	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
-	const state, flags, start = 3 - 3, 9 - 3, 22 - 3
+	const state, flags, start = 0, 6, 19 // fields 3, 9 and 22 of the manual page
 	if len(fields) <= start {
 		return process{}, fmt.Errorf("%s/stat: too short: %q", dir, text)
 	}

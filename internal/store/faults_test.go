@@ -35,16 +35,6 @@ func (s *faulty) step(call string) error {
 	return s.fault(len(s.calls)-1, call)
 }
 
-// failNth makes call number n (from 0) fail with err, and no other.
-func failNth(n int, err error) func(int, string) error {
-	return func(i int, _ string) error {
-		if i == n {
-			return err
-		}
-		return nil
-	}
-}
-
 // failCall makes every call of a name fail.
 func failCall(name string, err error) func(int, string) error {
 	return func(_ int, call string) error {
