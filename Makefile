@@ -14,6 +14,7 @@ MAKEFLAGS += --no-print-directory
 GO      ?= go
 PYTHON  ?= python3
 DIST    := dist
+QUIET   := $(if $(V),,--silent) # make V=1 shows what the makefiles of the C parts run
 TOOLS   := $(CURDIR)/build/tools
 
 GOLANGCI_LINT := $(TOOLS)/golangci-lint-2.15.0
@@ -29,14 +30,15 @@ GO_UNIT = $$($(GO) list ./... | grep -v /test/e2e)
 
 .PHONY: build
 build: softgpu shim engine cli programs ## build everything into dist/ (the default)
+	@echo "dist/ is up to date"
 
 .PHONY: softgpu
 softgpu: ## the software CUDA driver: dist/lib/softgpu
-	@$(MAKE) -C softgpu
+	@$(MAKE) $(QUIET) -C softgpu
 
 .PHONY: shim
 shim: ## the preloaded C library: dist/lib/libebb.so
-	@$(MAKE) -C shim
+	@$(MAKE) $(QUIET) -C shim
 
 # Go decides what is out of date, by content. The header that Go writes stays in build/: the
 # contract is abi/ebb_engine.h. install -C leaves an unchanged library alone, and replaces a
@@ -54,7 +56,7 @@ cli: ## the command: dist/bin/ebb
 
 .PHONY: programs
 programs: softgpu ## the demo's programs
-	@$(MAKE) -C examples/demo
+	@$(MAKE) $(QUIET) -C examples/demo
 	@mkdir -p $(DIST)/bin
 	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(GO_LDFLAGS)' -o $(DIST)/bin/ebb-demo ./examples/demo
 
