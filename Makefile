@@ -86,8 +86,8 @@ test-go: softgpu ## Go unit tests under the race detector
 
 .PHONY: test-c
 test-c: softgpu ## tests of softgpu and shim: plain, AddressSanitizer, ThreadSanitizer
-	$(MAKE) -C softgpu test test-asan test-tsan
-	$(MAKE) -C shim test test-asan test-tsan
+	$(MAKE) --silent -C softgpu test test-asan test-tsan 2>&1 | scripts/count-tests.sh softgpu
+	$(MAKE) --silent -C shim test test-asan test-tsan 2>&1 | scripts/count-tests.sh shim
 
 .PHONY: test-python
 test-python: ## Python: everything compiles; unit tests
@@ -104,7 +104,7 @@ test-long: export EBB_TEST_LONG = 1
 test-long: build ## long forms of the random and kill tests; prints their seeds
 	$(GO) test -race -count=1 -timeout 30m -v $(GO_UNIT) 2>&1 | scripts/summarise-tests.sh
 	$(GO) test -count=1 -timeout 30m -v ./test/e2e 2>&1 | scripts/summarise-tests.sh
-	$(MAKE) -C softgpu test
+	$(MAKE) --silent -C softgpu test 2>&1 | scripts/count-tests.sh softgpu
 	@echo "make test-long: all passed"
 
 .PHONY: bench
