@@ -73,6 +73,7 @@ func Supervise(g Group) (Outcome, error) {
 	}()
 	startErr := <-started
 	if startErr != nil {
+		s.Say = func(string) {} // the error says it all
 		s.kill()
 	}
 	s.loop()

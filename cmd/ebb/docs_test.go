@@ -1,0 +1,69 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/ebb-offload/ebb/internal/launch"
+	"github.com/ebb-offload/ebb/internal/testutil"
+)
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(testutil.Root(t), path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestStatusesAreDocumented(t *testing.T) {
+	doc := read(t, "docs/exit-codes.md")
+	for _, status := range []int{
+		0, launch.StatusUsage, launch.StatusDevice, launch.StatusDirectory, launch.StatusInstall, launch.StatusInternal,
+		launch.StatusNotExecutable, launch.StatusNotFound,
+	} {
+		if !strings.Contains(doc, fmt.Sprintf("\n| %d | ", status)) {
+			t.Errorf("docs/exit-codes.md has no row for status %d", status)
+		}
+	}
+}
+
+func TestVersionIsTheLibrarys(t *testing.T) {
+	m := regexp.MustCompile(`#define EBB_VERSION "(.*)"`).FindStringSubmatch(read(t, "abi/ebb_engine.h"))
+	if m == nil || m[1] != version {
+		t.Errorf("abi/ebb_engine.h says %q, ebb version %q", m, version)
+	}
+}
+
+// The rules of flags, checked on all of them.
+func TestEveryFlagHasAVariableAndHelp(t *testing.T) {
+	var visit func(*cobra.Command)
+	visit = func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Usage == "" {
+				t.Errorf("%s --%s: no help", cmd.CommandPath(), f.Name)
+			}
+			if strings.Contains(f.Name, "_") || f.Name != strings.ToLower(f.Name) {
+				t.Errorf("%s --%s: names are lower case with dashes", cmd.CommandPath(), f.Name)
+			}
+		})
+		if cmd.Flags().HasFlags() && cmd.PreRunE == nil {
+			t.Errorf("%s does not read its variables", cmd.CommandPath())
+		}
+		for _, sub := range cmd.Commands() {
+			if sub.Short == "" {
+				t.Errorf("%s: no help", sub.CommandPath())
+			}
+			visit(sub)
+		}
+	}
+	visit(newRoot())
+}
