@@ -187,8 +187,8 @@ func abi(t *testing.T, scenario string) (string, error) {
 	t.Helper()
 	cmd := exec.Command(built.program, built.library, testutil.SoftGPU(t), scenario)
 	cmd.Env = append(os.Environ(),
-		"SOFTGPU_NODE=libebb-test-"+strconv.Itoa(os.Getpid())+"-"+strings.ReplaceAll(scenario, " ", "-"),
-		"SOFTGPU_MEM_MB=64", "SOFTGPU_DEVICES=1", "SOFTGPU_GRANULARITY_KB=64",
+		"XDG_RUNTIME_DIR="+t.TempDir(), // where softgpu keeps the account of a node
+		"SOFTGPU_NODE=libebb", "SOFTGPU_MEM_MB=64", "SOFTGPU_DEVICES=1", "SOFTGPU_GRANULARITY_KB=64",
 		"GOMAXPROCS=64", // of the host: not for the engine
 	)
 	out, err := cmd.CombinedOutput()

@@ -3,6 +3,7 @@
 package testutil
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -44,6 +45,29 @@ func Root(t testing.TB) string {
 func SoftGPU(t testing.TB) string {
 	t.Helper()
 	return built(t, "dist/lib/softgpu/libcuda.so.1", "make -C softgpu")
+}
+
+// OnSoftGPU runs the tests of a package, as the body of its TestMain, with softgpu set up for this
+// process alone: settings are SOFTGPU_ variables without that prefix. The result is for os.Exit.
+func OnSoftGPU(m *testing.M, settings map[string]string) int {
+	// softgpu keeps the account of a node there.
+	dir, err := os.MkdirTemp("", "ebb-softgpu-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	env := map[string]string{"XDG_RUNTIME_DIR": dir, "SOFTGPU_NODE": "test"}
+	for name, value := range settings {
+		env["SOFTGPU_"+name] = value
+	}
+	for name, value := range env {
+		if err := os.Setenv(name, value); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return m.Run()
 }
 
 // built is the path of a built file; the test fails, naming the command, when it is missing.

@@ -3,9 +3,9 @@ package cuda
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -18,19 +18,11 @@ import (
 
 const granularity = 64 << 10
 
-// The tests run on softgpu: two devices of 64 MiB that belong to this process alone.
+// The tests run on softgpu: two devices of 64 MiB.
 func TestMain(m *testing.M) {
-	for k, v := range map[string]string{
-		"SOFTGPU_NODE":           fmt.Sprintf("cuda-test-%d", os.Getpid()),
-		"SOFTGPU_MEM_MB":         "64",
-		"SOFTGPU_DEVICES":        "2",
-		"SOFTGPU_GRANULARITY_KB": fmt.Sprint(granularity >> 10),
-	} {
-		if err := os.Setenv(k, v); err != nil {
-			panic(err)
-		}
-	}
-	os.Exit(m.Run())
+	os.Exit(testutil.OnSoftGPU(m, map[string]string{
+		"MEM_MB": "64", "DEVICES": "2", "GRANULARITY_KB": strconv.Itoa(granularity >> 10),
+	}))
 }
 
 func open(t *testing.T) device.Driver {

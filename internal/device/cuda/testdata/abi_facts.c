@@ -15,13 +15,17 @@
 #ifdef NVIDIA
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x) /* of what the headers make of the name: cuMemGetInfo is a macro there */
-#define SAME_AS_HEADER(name, symbol, params)                                               \
+/* No macro in between: it would expand the symbol too. */
+#define F(name, symbol, params, args)                                                      \
 	_Static_assert(__builtin_strcmp(TEXT(name), #symbol) == 0,                         \
 		       "the headers select another version than " #symbol);                \
 	_Static_assert(__builtin_types_compatible_p(__typeof__(&symbol), CUresult(*) params), \
 		       "the prototype of " #symbol " differs");
-#define F(name, symbol, params, args) SAME_AS_HEADER(name, symbol, params)
-#define F0(name, symbol) SAME_AS_HEADER(name, symbol, (void))
+#define F0(name, symbol)                                                                  \
+	_Static_assert(__builtin_strcmp(TEXT(name), #symbol) == 0,                        \
+		       "the headers select another version than " #symbol);               \
+	_Static_assert(__builtin_types_compatible_p(__typeof__(&symbol), CUresult(*)(void)), \
+		       "the prototype of " #symbol " differs");
 EBB_CUDA_FUNCTIONS(F, F0)
 #endif
 
