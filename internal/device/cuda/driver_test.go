@@ -235,6 +235,21 @@ func TestOutOfMemoryIsATypedError(t *testing.T) {
 	}
 }
 
+// Drivers map whole handles only, and say so: the offset reaches them.
+func TestMappingPartOfAHandleIsRefused(t *testing.T) {
+	d := open(t)
+	onDevice(t, d, 0)
+	addr, err := d.AddressReserve(2*granularity, 0)
+	must(t, err)
+	h, err := d.MemCreate(2*granularity, mem.DeviceProps(0, false))
+	must(t, err)
+	if err := d.MemMap(addr, granularity, granularity, h); err == nil {
+		t.Error("half a handle was mapped")
+	}
+	must(t, d.MemRelease(h))
+	must(t, d.AddressFree(addr, 2*granularity))
+}
+
 // Every refusal names the driver's function.
 func TestRefusalsNameTheCall(t *testing.T) {
 	d := open(t)
@@ -374,6 +389,11 @@ func TestPrimaryContextIsRetainedOnceByManyThreads(t *testing.T) {
 		if c == 0 || c != got[i%2] {
 			t.Errorf("thread %d got context %#x, another %#x", i, c, got[i%2])
 		}
+	}
+	must(t, SetSoftwareFault(d, "cuDevicePrimaryCtxRetain:1:719"))
+	defer func() { must(t, SetSoftwareFault(d, "")) }()
+	if _, err := d.PrimaryContext(0); err != nil {
+		t.Errorf("retained again: %v", err)
 	}
 }
 
