@@ -40,12 +40,13 @@ softgpu: ## the software CUDA driver: dist/lib/softgpu
 shim: ## the preloaded C library: dist/lib/libebb.so
 	@$(MAKE) $(QUIET) -C shim
 
-# Go decides what is out of date, by content. The header that Go writes stays in build/: the
+# Go decides what is out of date, by content, but does not look into the export map. The header that Go writes stays in build/: the
 # contract is abi/ebb_engine.h. install -C leaves an unchanged library alone, and replaces a
 # changed one by a new file, so that processes that have the old one mapped go on.
 .PHONY: engine
 engine: ## the Go engine: dist/lib/libebb-engine.so
 	@mkdir -p build/engine $(DIST)/lib
+	@if [[ cmd/libebb/exports.map -nt build/engine/libebb-engine.so ]]; then rm -f build/engine/libebb-engine.so; fi
 	@CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared -ldflags='$(ENGINE_LDFLAGS)' -o build/engine/libebb-engine.so ./cmd/libebb
 	@install -C -m 0755 build/engine/libebb-engine.so $(DIST)/lib/libebb-engine.so
 
