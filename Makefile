@@ -40,9 +40,10 @@ softgpu: ## the software CUDA driver: dist/lib/softgpu
 shim: ## the preloaded C library: dist/lib/libebb.so
 	@$(MAKE) $(QUIET) -C shim
 
-# Go decides what is out of date, by content, but does not look into the export map. The header that Go writes stays in build/: the
-# contract is abi/ebb_engine.h. install -C leaves an unchanged library alone, and replaces a
-# changed one by a new file, so that processes that have the old one mapped go on.
+# Go decides what is out of date, by content, but does not look into the export map. The header
+# that Go writes stays in build/: the contract is abi/ebb_engine.h. install -C leaves an unchanged
+# library alone, and replaces a changed one by a new file, so that processes that have the old one
+# mapped go on.
 .PHONY: engine
 engine: ## the Go engine: dist/lib/libebb-engine.so
 	@mkdir -p build/engine $(DIST)/lib
