@@ -28,7 +28,7 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	built.library = filepath.Join(dir, "lib/libebb-engine.so")
 	built.program = filepath.Join(dir, "abi")
 	for _, cmd := range [][]string{

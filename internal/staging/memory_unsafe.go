@@ -20,7 +20,7 @@ func mapChunk(n uint64) ([]byte, error) {
 	if err != nil {
 		return fail("mapping", err)
 	}
-	head := uintptr(-uintptr(base) & (hugePage - 1))
+	head := -uintptr(base) & (hugePage - 1)
 	memory := unsafe.Slice((*byte)(unsafe.Add(base, head)), n)
 	if head > 0 {
 		err = unix.MunmapPtr(base, head)

@@ -313,6 +313,6 @@ func forkAndProbe(addr uintptr) (uintptr, syscall.Errno) {
 		status = 1
 	}
 	for {
-		syscall.RawSyscall(syscall.SYS_EXIT_GROUP, status, 0, 0)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT_GROUP, status, 0, 0)
 	}
 }
