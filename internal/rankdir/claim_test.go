@@ -5,7 +5,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -101,6 +103,13 @@ func TestOneSupervisorPerIdentity(t *testing.T) {
 		t.Errorf("directories: %v", dirs)
 	}
 	other.end()
+	claim(t, base, "job")
+}
+
+// TestClaimWaitsForASweep: another process has all locks of the entry, but only for a moment.
+func TestClaimWaitsForASweep(t *testing.T) {
+	base := t.TempDir()
+	start(t, "change", base, "job", strconv.Itoa(os.Getpid()))
 	claim(t, base, "job")
 }
 
@@ -306,6 +315,35 @@ func TestJobDirectoryGoesWithItsLastRank(t *testing.T) {
 			t.Errorf("after rank %d: job directory: %v", i, err)
 		}
 	}
+}
+
+// TestJobDirectoryRemovedMeanwhile by ranks of the job that leave, while others come.
+func TestJobDirectoryRemovedMeanwhile(t *testing.T) {
+	base := t.TempDir()
+	stop := make(chan struct{})
+	var leaving sync.WaitGroup
+	leaving.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = unix.Rmdir(base + "/job")
+			}
+		}
+	})
+	for range 300 {
+		c, err := NewClaim(base, testIdentity("job"), ClaimOptions{})
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		if r, err := c.Reclaim(); err != nil || r.State != Reclaimed {
+			t.Errorf("reclaim: %+v, %v", r, err)
+		}
+	}
+	close(stop)
+	leaving.Wait()
 }
 
 // TestClaimKilledHalfway: whatever point a claim was killed at, the next one works, and a sweep

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -72,12 +73,37 @@ func beChild(args []string) error {
 		wait()
 		_, err = c.Reclaim()
 		return err
+	case "change": // an entry, until the process named has opened its lease
+		b, err := openBase(args[1], true)
+		if err != nil {
+			return err
+		}
+		f, _, err := b.lockEntry(testIdentity(args[2]), true)
+		if err != nil {
+			return err
+		}
+		if err := f.takeDead(); err != nil {
+			return err
+		}
+		fmt.Println("ready")
+		until(func() bool { return hasOpen(args[3], f.path) })
+		f.unlockChange()
+		f.put()
 	case "race":
 		return beRacer(args[1], args[2])
 	default:
 		return fmt.Errorf("child asked to %q", args)
 	}
 	return nil
+}
+
+// hasOpen reports whether a process has a file open.
+func hasOpen(pid, path string) bool {
+	list, _ := os.ReadDir("/proc/" + pid + "/fd")
+	return slices.ContainsFunc(list, func(e os.DirEntry) bool {
+		link, _ := os.Readlink("/proc/" + pid + "/fd/" + e.Name())
+		return link == path
+	})
 }
 
 // testIdentity is an identity named by one word.
@@ -248,7 +274,7 @@ func beRacer(base, mode string) error {
 		}()
 	}
 	for i := 0; mode == "die" || i < 60; i++ {
-		if err := raceOnce(base, "job"+strconv.Itoa(rand.IntN(3)), uint64(i)); err != nil {
+		if err := raceOnce(base, raceIdentity(rand.IntN(4)), uint64(i)); err != nil {
 			return err
 		}
 		if _, err := Sweep(base, i%3 == 0); err != nil {
@@ -258,9 +284,14 @@ func beRacer(base, mode string) error {
 	return nil
 }
 
+// raceIdentity is one of a few, two of each job.
+func raceIdentity(n int) Identity {
+	return Identity{Job: "job" + strconv.Itoa(n/2%2), Role: "actor", Rank: n % 2}
+}
+
 // raceOnce makes sure that nobody touches a data file while its claim or lease lives.
-func raceOnce(base, job string, seq uint64) error {
-	c, err := NewClaim(base, testIdentity(job), ClaimOptions{})
+func raceOnce(base string, id Identity, seq uint64) error {
+	c, err := NewClaim(base, id, ClaimOptions{})
 	if errors.Is(err, ErrInUse) {
 		return nil
 	}
@@ -279,13 +310,13 @@ func raceOnce(base, job string, seq uint64) error {
 	// Of a process that is no more, so that only the lease protects it.
 	self.PID, self.StartTime = 1<<30, seq
 	path := filepath.Join(c.Dir(), self.DataFile(seq))
-	if err := os.WriteFile(path, []byte(job), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(id.String()), 0o600); err != nil {
 		return err
 	}
 	if _, err := Sweep(base, false); err != nil {
 		return err
 	}
-	if got, err := os.ReadFile(path); err != nil || string(got) != job {
+	if got, err := os.ReadFile(path); err != nil || string(got) != id.String() {
 		return fmt.Errorf("a live file: %q, %w", got, err)
 	}
 	if _, err := c.Reclaim(); !errors.Is(err, ErrInUse) {

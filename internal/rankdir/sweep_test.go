@@ -361,7 +361,7 @@ func TestRaces(t *testing.T) {
 	for g := range 3 {
 		wg.Go(func() {
 			for i := range uint64(30) {
-				if err := raceOnce(base, fmt.Sprint("job", i%3), 1000*uint64(g+1)+i); err != nil {
+				if err := raceOnce(base, raceIdentity(int(i)), 1000*uint64(g+1)+i); err != nil {
 					t.Errorf("goroutine: %v", err)
 					return
 				}

@@ -21,7 +21,8 @@ type FilesOptions struct {
 	NoFollowDir bool
 	// MaxOpen is the number of files open at one time; 0: 64.
 	MaxOpen int
-	// Warn, if not nil, takes one line without a newline, once per directory and kind.
+	// Warn, if not nil, takes one line without a newline, once per directory and kind. It is
+	// called within calls of the store and makes none itself.
 	Warn func(line string)
 }
 

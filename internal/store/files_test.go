@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -353,50 +352,5 @@ func TestDirectoryRenamed(t *testing.T) {
 	}
 	if !isEmpty(t, dir+"2") {
 		t.Error("the file is still there")
-	}
-}
-
-// resident is the number of bytes of a file in the page cache.
-func resident(t *testing.T, path string) (n int) {
-	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = unix.Munmap(p) }()
-	pages := make([]byte, (len(p)+4095)/4096)
-	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)), uintptr(unsafe.Pointer(&pages[0]))); errno != 0 {
-		t.Fatal(errno)
-	}
-	for _, page := range pages {
-		if page&1 != 0 {
-			n += 4096
-		}
-	}
-	return n
-}
-
-func TestPageCacheStaysSmall(t *testing.T) {
-	const size = 32 << 20
-	b := backing(t, files(t, store.FilesOptions{Dir: in(t.TempDir())}), size)
-	storetest.Write(t, b, size, 1)
-	if err := b.Commit(); err != nil {
-		t.Fatal(err)
-	}
-	if n := resident(t, pathOf(b)); n > 1<<20 {
-		t.Errorf("%d bytes in the page cache after writing", n)
-	}
-	storetest.Check(t, b, size, 1)
-	if n := resident(t, pathOf(b)); n > 1<<20 {
-		t.Errorf("%d bytes in the page cache after reading", n)
 	}
 }
