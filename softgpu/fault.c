@@ -135,9 +135,24 @@ int64_t softgpu_call_count(const char *call)
 	return sum;
 }
 
+/* The first call of the process reads SOFTGPU_FAULT, so that cuInit itself can be made to fail. */
+static void load_environment(void)
+{
+	pthread_mutex_lock(&lock);
+	if (!loaded) {
+		const char *spec = getenv("SOFTGPU_FAULT");
+		if (spec && load(spec))
+			sg_complain("SOFTGPU_FAULT: cannot read \"%s\"; want CALL:OCCURRENCE:ERROR[,...]", spec);
+		loaded = true;
+	}
+	pthread_mutex_unlock(&lock);
+}
+
 static CUresult apply(int id)
 {
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	CUresult error = CUDA_SUCCESS;
+	pthread_once(&once, load_environment);
 	atomic_fetch_add_explicit(&counts[id], 1, memory_order_relaxed);
 	if (!atomic_load(&active))
 		return CUDA_SUCCESS;
@@ -154,19 +169,6 @@ static CUresult apply(int id)
 	return error;
 }
 
-/* The first call of the process reads SOFTGPU_FAULT, so that cuInit itself can be made to fail. */
-static void load_environment(void)
-{
-	pthread_mutex_lock(&lock);
-	if (!loaded) {
-		const char *spec = getenv("SOFTGPU_FAULT");
-		if (spec && load(spec))
-			sg_complain("SOFTGPU_FAULT: cannot read \"%s\"; want CALL:OCCURRENCE:ERROR[,...]", spec);
-		loaded = true;
-	}
-	pthread_mutex_unlock(&lock);
-}
-
 static CUresult check_ctx(void)
 {
 	struct CUctx_st *ctx = sg_current();
@@ -180,9 +182,7 @@ static CUresult check_ctx(void)
 
 CUresult sg_gate(enum sg_call call, enum sg_need need)
 {
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	CUresult result = CUDA_SUCCESS;
-	pthread_once(&once, load_environment);
 	if (need != NEED_NOTHING)
 		result = sg_in_stream ? CUDA_ERROR_NOT_PERMITTED : sg_usable();
 	if (!result)

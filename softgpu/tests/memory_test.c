@@ -52,7 +52,7 @@ TEST(freed_memory_kills_who_touches_it, .dies_of = SIGSEGV)
 	*at(p) = 1;
 }
 
-TEST(a_forked_child_has_no_device_memory)
+TEST(a_forked_child_has_no_device_memory, .children_die = true)
 {
 	start_gpu();
 	CUdeviceptr p = mapped(G), q = allocated(4096);

@@ -75,7 +75,7 @@ TEST(asking_makes_work_run, .env = {HOLD})
 	CHECK(byte_of(p) == 2);
 }
 
-TEST(work_runs_by_itself_without_hold)
+TEST(work_runs_by_itself_without_hold, RACES_ON_PURPOSE)
 {
 	start_gpu();
 	CUdeviceptr p = mapped(G);
