@@ -2,7 +2,7 @@
 # Tests ebb on this machine's GPU. Needs what `make build` puts into dist/ (build it anywhere),
 # Python with PyTorch, and a directory on a real disk; no Go, no compiler, no network.
 #
-#   scripts/test-gpu.sh              everything, in less than 5 minutes
+#   scripts/test-gpu.sh              everything, in about 8 minutes
 #   scripts/test-gpu.sh PART...      some of it: train content children throughput demo
 #
 # GPUTEST_DISK  directory for backup files, default build/test-gpu; up to 15 GB are written
@@ -131,7 +131,7 @@ throughput_parts() {
 }
 
 demo_parts() {
-	part "demo" 90 0 "$python" examples/demo/demo_gpu.py
+	part "demo" 240 0 "$python" examples/demo/demo_gpu.py
 	local last
 	last=$(tail -n 1 "$logs/demo.log")
 	if [[ $last == "demo: ok "* ]]; then pass "$last"; else fail "demo: last line is: $last"; fi

@@ -371,6 +371,7 @@ def run_job(options, name, prefix, directory, deadline):
             status = process.wait(timeout=max(1, deadline - start))
         except BaseException as err:
             stop(process)
+            print(f"| {name}: last seen: {events.read_text(encoding='utf-8').splitlines()[-1:]}", flush=True)
             if isinstance(err, subprocess.TimeoutExpired):
                 raise DemoFailed(f"the run {name} was not finished after {options.timeout} seconds") from None
             raise
