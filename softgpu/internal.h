@@ -6,9 +6,10 @@
  *   memory.c   handles, address ranges, mappings, plain allocations          host.c     pinned host memory, pointer attributes
  *   stream.c   queues, their threads, events                                copy.c     copies and fills
  *   capture.c  stream capture and graphs                                    module.c   device images, kernels
+ *   builtin.c  kernels that PTX images get by name
  *
- * Locks, outermost first. A thread takes them in this order only, and none is held while a host function, a kernel or
- * anything else of the caller's runs:
+ * Locks, outermost first. A thread takes them in this order only, and none of them is held while a host function or a kernel of
+ * the caller's runs (but for the lock that lets one host function run at a time, see stream.c):
  *   1. sg_ctx_lock    contexts: which live, reference counts, modules
  *   2. sg_mem_lock    (reader/writer) handles, reservations, mappings. Held for reading while bytes of device memory are moved,
  *                     chunk by chunk, so that an unmap waits for the chunk in flight and the next one sees the hole

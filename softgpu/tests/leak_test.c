@@ -14,6 +14,7 @@ static void use_streams(void)
 	OK(cuEventRecord(e, s));
 	OK(cuStreamWaitEvent(o, e, 0));
 	OK(cuMemcpyDtoDAsync_v2(p, q, 4096, o));
+	OK(cuStreamSynchronize(o)); /* non-blocking: the next copy would not wait for it */
 	OK(cuMemcpyDtoH_v2(plain, p, 4096));
 	OK(cuMemsetD8_v2((uintptr_t)h, 1, 4096));
 	EXPECT(cuMemcpyHtoDAsync_v2(p, NULL, 10, s), CUDA_ERROR_INVALID_VALUE);

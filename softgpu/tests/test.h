@@ -206,6 +206,12 @@ const char *__asan_default_options(void)
 {
 	return "detect_leaks=0";
 }
+#elif defined(__SANITIZE_THREAD__)
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+	return "atexit_sleep_ms=0"; /* else every process takes a second to end */
+}
 #endif
 
 static inline void run_here(struct test *t)
