@@ -48,7 +48,9 @@ typedef enum ebb_code {
 	EBB_ERR_CORRUPT = 13,      /* a backup does not hold what was written */
 	EBB_ERR_PARTIAL = 14,      /* paused in part: some allocations stayed active */
 	EBB_ERR_NOT_LOADED = 15,   /* the engine library could not be loaded */
-	EBB_ERR_INTERNAL = 16      /* a defect in ebb */
+	EBB_ERR_INTERNAL = 16,     /* a defect in ebb */
+	EBB_ERR_UNMANAGED = 17,    /* nothing is managed, and the process holds other device memory */
+	EBB_ERR_TIMEOUT = 18       /* a deadline passed */
 } ebb_code;
 
 /* Where the bytes of an allocation go while it is paused. */
@@ -79,6 +81,13 @@ const char *ebb_version(void);
 size_t ebb_last_error(char *buf, size_t cap);
 
 /*
+ * The calling thread's last error as one JSON object: {"code": 9, "message": "..."} and, where
+ * known, "device", "need_bytes", "free_bytes", "dir", and "holders": [{"pid", "bytes", "name"}],
+ * the processes that hold memory of the device. Same rules for buf as ebb_last_error.
+ */
+size_t ebb_last_error_json(char *buf, size_t cap);
+
+/*
  * Takes the memory of all allocations that carry one of the tags off the GPU. ntags 0: all
  * allocations. Returns once the driver has the memory back.
  * What is already paused stays as it is; nothing to do is EBB_OK.
@@ -94,6 +103,32 @@ int ebb_pause(const char *const *tags, size_t ntags, ebb_result *result);
  * On error everything named stays paused and a later resume can succeed. result may be null.
  */
 int ebb_resume(const char *const *tags, size_t ntags, double timeout_s, ebb_result *result);
+
+/*
+ * Copies n bytes of managed memory at gpu_ptr to host memory: from the backup while it is
+ * paused (without using the GPU), from the device otherwise, where work submitted earlier is
+ * waited for. [gpu_ptr, gpu_ptr + n) must lie in one allocation. Paused memory with backup
+ * EBB_BACKUP_NONE has no bytes: EBB_ERR_STATE. n 0 does nothing.
+ */
+int ebb_read(const void *gpu_ptr, size_t n, void *buf);
+
+/*
+ * Safe points. A pause asked for by another thread (ebb_request_pause) takes effect only while
+ * the actor is idle, that is between ebb_idle_begin and ebb_idle_end, or inside ebb_safe_point.
+ * ebb_idle_end and ebb_safe_point return when the actor may use its memory: they wait while
+ * such a pause is under way and until its memory was resumed. Calls nest; they may be made by
+ * several threads, and the actor is idle when all that began are.
+ */
+int ebb_idle_begin(void);
+int ebb_idle_end(void);
+/* Lets a pause that was asked for take place, if there is one; returns at once if not. */
+int ebb_safe_point(void);
+/*
+ * ebb_pause at the actor's next safe point. timeout_s: how long to wait for it; after that
+ * EBB_ERR_TIMEOUT, and nothing was paused. negative: no limit. The caller, not the actor, must
+ * call ebb_resume later.
+ */
+int ebb_request_pause(const char *const *tags, size_t ntags, double timeout_s, ebb_result *result);
 
 /* Writes the state of this process's memory as one JSON object (docs/status.md) into buf, cut
  * to cap and zero-terminated. *need, if not null, is set to the full length without the zero. */

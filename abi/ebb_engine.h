@@ -11,7 +11,7 @@
 
 #include "ebb.h"
 
-#define EBB_ENGINE_ABI 1u
+#define EBB_ENGINE_ABI 2u
 #define EBB_VERSION "0.1.0"
 
 /* Settings that the engine takes when it starts; strings are copied. */
@@ -38,6 +38,7 @@ typedef struct ebb_engine_settings {
 	const char *disk_dir;
 	int32_t retain_cpu_backup;
 	int32_t capture_active; /* number of stream captures under way in the process */
+	int64_t unmanaged;      /* live device allocations that passed the hooks unmanaged */
 	double resume_wait_s;
 } ebb_engine_settings;
 
@@ -64,6 +65,13 @@ typedef int (*ebb_engine_resume_fn)(const char *const *tags, size_t ntags, const
 typedef int (*ebb_engine_backup_pointer_fn)(const void *gpu, uint64_t size, void **host);
 typedef int (*ebb_engine_status_fn)(char *buf, size_t cap, size_t *need);
 typedef size_t (*ebb_engine_last_error_fn)(char *buf, size_t cap);
+/* The same error as the JSON object of ebb_last_error_json. */
+typedef size_t (*ebb_engine_last_error_json_fn)(char *buf, size_t cap);
+typedef int (*ebb_engine_read_fn)(const void *gpu, size_t n, void *buf);
+/* begin: 1 ebb_idle_begin, 0 ebb_idle_end, -1 ebb_safe_point. */
+typedef int (*ebb_engine_idle_fn)(int begin);
+typedef int (*ebb_engine_request_pause_fn)(const char *const *tags, size_t ntags, double timeout_s,
+					   const ebb_engine_settings *settings, ebb_result *result);
 /* At process exit: removes the process's backup files. Touches no device. Idempotent. */
 typedef void (*ebb_engine_shutdown_fn)(void);
 
