@@ -67,7 +67,8 @@ typedef int (*ebb_engine_status_fn)(char *buf, size_t cap, size_t *need);
 typedef size_t (*ebb_engine_last_error_fn)(char *buf, size_t cap);
 /* The same error as the JSON object of ebb_last_error_json. */
 typedef size_t (*ebb_engine_last_error_json_fn)(char *buf, size_t cap);
-typedef int (*ebb_engine_read_fn)(const void *gpu, size_t n, void *buf);
+/* Active memory is not read during a capture: the device would have to be waited for. */
+typedef int (*ebb_engine_read_fn)(const void *gpu, size_t n, void *buf, int capture_active);
 /* begin: 1 ebb_idle_begin, 0 ebb_idle_end, -1 ebb_safe_point. */
 typedef int (*ebb_engine_idle_fn)(int begin);
 typedef int (*ebb_engine_request_pause_fn)(const char *const *tags, size_t ntags, double timeout_s,
