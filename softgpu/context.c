@@ -10,7 +10,7 @@ pthread_mutex_t sg_ctx_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static struct CUctx_st primaries[SG_MAX_DEVICES];
 static int primary_refs[SG_MAX_DEVICES];
-static int lost[SG_MAX_DEVICES]; /* the error that poisoned it before a reset: the driver does not bring it back in this process */
+static int lost[SG_MAX_DEVICES]; /* the error that poisoned it before a reset: it does not come back in this process */
 static struct CUctx_st *others;
 
 enum { MAX_DEPTH = 64 };

@@ -1,7 +1,7 @@
 /* Copies and fills.
  *
- * A call whose addresses are wrong when it is made is refused with INVALID_VALUE and harms nothing, as the driver does. Memory that
- * is taken away between the call and the copy is an ILLEGAL_ADDRESS, which poisons the context. When a call returns:
+ * A call whose addresses are wrong when it is made is refused with INVALID_VALUE and harms nothing, as the driver does. Memory
+ * that is taken away between the call and the copy is an ILLEGAL_ADDRESS, which poisons the context. When a call returns:
  *   pageable memory to device, async    at once; the source was taken into a buffer
  *   device to pageable memory, async    when the bytes are there
  *   pinned memory, async                at once; the bytes are read or written late

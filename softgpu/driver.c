@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "internal.h"
 
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,6 +39,15 @@ uint64_t sg_now_ns(void)
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return t.tv_sec * 1000000000ull + t.tv_nsec;
+}
+
+int sg_fd_above_std(int fd)
+{
+	if (fd < 0 || fd > STDERR_FILENO)
+		return fd;
+	int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+	close(fd);
+	return above;
 }
 
 CUresult sg_usable(void)

@@ -50,6 +50,8 @@ extern struct sg_config sg_config;
 /* One line on stderr. For what a return code cannot say. */
 void sg_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 uint64_t sg_now_ns(void);
+/* The descriptor, moved away from 0 to 2: a program that closed its standard streams may still write to them. */
+int sg_fd_above_std(int fd);
 CUresult sg_error_by_name(const char *name); /* CUDA_ERROR_UNKNOWN + 1 if there is none */
 
 /* ---- fault.c */

@@ -96,7 +96,7 @@ static CUresult new_memory(uint64_t size, int device, int *fd)
 	static atomic_bool told;
 	char name[100];
 	snprintf(name, sizeof name, "softgpu:%d:%s", device, sg_config.node);
-	*fd = memfd_create(name, MFD_CLOEXEC);
+	*fd = sg_fd_above_std(memfd_create(name, MFD_CLOEXEC));
 	/* A program that closed its standard streams may still write to them, but not into memory. */
 	if (*fd >= 0 && *fd <= STDERR_FILENO) {
 		int above = fcntl(*fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);

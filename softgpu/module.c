@@ -83,7 +83,7 @@ static CUresult load_elf(struct CUmod_st *m, const void *image)
 		return CUDA_ERROR_NO_BINARY_FOR_GPU;
 	if (e->e_ident[EI_CLASS] != ELFCLASS64 || e->e_type != ET_DYN)
 		return CUDA_ERROR_INVALID_IMAGE;
-	m->fd = memfd_create("softgpu-image", MFD_CLOEXEC);
+	m->fd = sg_fd_above_std(memfd_create("softgpu-image", MFD_CLOEXEC));
 	if (m->fd < 0)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult r = write_all(m->fd, image, elf_size(e));

@@ -7,8 +7,9 @@
  * The file's byte 0 is the lock for changing it. Slot bytes are only ever tried, never waited for, so nobody can wait in a
  * circle. A killed process may leave its slot half changed: every change is one 64-bit store, so there is no half.
  *
- * Nobody can remove the file at its own death by SIGKILL, so every process that starts removes those of nodes without a living
- * process. Whoever opened such a file meanwhile sees, once it has the lock, that the file has no name any more, and opens anew. */
+ * Nobody can remove the file at its own death by SIGKILL, so every process that starts removes those of nodes without a
+ * living process. Whoever opened such a file meanwhile sees, once it has the lock, that the file has no name any more, and
+ * opens anew. */
 #include "internal.h"
 
 #include <dirent.h>
@@ -126,12 +127,7 @@ static CUresult open_file(void)
 		sg_complain("%s: %s", path, strerror(errno));
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
-	/* A program that closed its standard streams may still write to them, but not into the table. */
-	if (file <= STDERR_FILENO) {
-		int above = fcntl(file, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-		close(file);
-		file = above;
-	}
+	file = sg_fd_above_std(file); /* before there are locks on it, which the close in there would drop */
 	if (fstat(file, &st) || !S_ISREG(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077)) {
 		sg_complain("%s: not a private file of this user", path);
 		close_file();

@@ -210,6 +210,22 @@ TEST(accounts_stay_right_when_processes_are_killed_at_any_moment, .env = {"SOFTG
 	}
 }
 
+TEST(a_program_without_standard_streams_does_not_write_into_device_memory)
+{
+	int out = dup(1), err = dup(2);
+	close(0);
+	close(1);
+	close(2);
+	start_gpu();
+	CUdeviceptr p = mapped(G);
+	for (int fd = 0; fd < 3; fd++)
+		if (write(fd, "x", 1) != -1)
+			_exit(1);
+	dup2(out, 1);
+	dup2(err, 2);
+	CHECK(*at(p) == 0);
+}
+
 /* ---- fork */
 
 TEST(a_forked_child_is_refused_and_does_not_disturb_its_parent)
