@@ -15,8 +15,8 @@
 //
 // An allocation in Pausing or Resuming belongs to the operation that put it there: only that
 // operation touches its Pieces, and it must Settle it. Remove waits for that. An allocation
-// that was removed belongs to the caller of Remove. Everything else about an allocation is
-// fixed when it is made.
+// that was removed belongs to the caller of Remove. Hold keeps one from being removed while its
+// memory or backup is read. Everything else about an allocation is fixed when it is made.
 //
 // Lock: Table.mu is held for table look-ups and state changes only, never while anything else
 // is called. It comes last in every lock order.
@@ -93,7 +93,9 @@ type Allocation struct {
 	Mmap     bool    // BackupCPU in plain instead of pinned memory
 	Pieces   []Piece // in order of Offset; see the package comment for who may touch them
 
-	state State // guarded by Table.mu
+	// Guarded by Table.mu.
+	state State
+	holds int // readers; see Hold
 }
 
 func (a *Allocation) String() string {
@@ -109,7 +111,7 @@ var (
 // Table holds the allocations of one process. The zero value is not usable; see New.
 type Table struct {
 	mu      sync.Mutex
-	settled *sync.Cond // signalled when an allocation leaves Pausing or Resuming
+	settled *sync.Cond // signalled when an allocation leaves Pausing or Resuming, or its last hold
 	sorted  []*Allocation
 	tags    map[string]bool // every tag that an allocation ever carried
 	nextID  uint64
@@ -134,7 +136,7 @@ func (t *Table) Add(a *Allocation) {
 }
 
 // Remove takes the allocation that begins at base out of the table and returns it with the
-// state it had. It waits while the allocation is part of a pause or resume.
+// state it had. It waits while the allocation is part of a pause or resume, or held.
 func (t *Table) Remove(base mem.Addr) (*Allocation, State, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -144,7 +146,7 @@ func (t *Table) Remove(base mem.Addr) (*Allocation, State, error) {
 			return nil, 0, ErrNotManaged
 		}
 		a := t.sorted[i]
-		if a.state == Active || a.state == Paused {
+		if (a.state == Active || a.state == Paused) && a.holds == 0 {
 			t.sorted = slices.Delete(t.sorted, i, i+1)
 			return a, a.state, nil
 		}
@@ -156,16 +158,46 @@ func (t *Table) Remove(base mem.Addr) (*Allocation, State, error) {
 func (t *Table) Find(addr mem.Addr, size uint64) (*Allocation, State, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	a, err := t.find(addr, size)
+	if err != nil {
+		return nil, 0, err
+	}
+	return a, a.state, nil
+}
+
+// find is Find with mu held.
+func (t *Table) find(addr mem.Addr, size uint64) (*Allocation, error) {
 	i := t.search(addr + 1) // first base above addr
 	if i == 0 {
-		return nil, 0, ErrNotManaged
+		return nil, ErrNotManaged
 	}
 	a := t.sorted[i-1]
 	off := uint64(addr - a.Base)
 	if off >= a.Size || size > a.Size-off {
-		return nil, 0, ErrNotManaged
+		return nil, ErrNotManaged
 	}
+	return a, nil
+}
+
+// Hold is Find, and keeps the allocation from being removed until Unhold. It does not keep its
+// state: the caller must know that no pause or resume runs.
+func (t *Table) Hold(addr mem.Addr, size uint64) (*Allocation, State, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	a, err := t.find(addr, size)
+	if err != nil {
+		return nil, 0, err
+	}
+	a.holds++
 	return a, a.state, nil
+}
+
+// Unhold undoes one Hold.
+func (t *Table) Unhold(a *Allocation) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	a.holds--
+	t.settled.Broadcast()
 }
 
 // Has reports whether an allocation begins at base.
@@ -174,6 +206,20 @@ func (t *Table) Has(base mem.Addr) bool {
 	defer t.mu.Unlock()
 	i := t.search(base)
 	return i < len(t.sorted) && t.sorted[i].Base == base
+}
+
+// Len is the number of allocations.
+func (t *Table) Len() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.sorted)
+}
+
+// AnyPaused reports whether an allocation is paused, or being resumed.
+func (t *Table) AnyPaused() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.ContainsFunc(t.sorted, func(a *Allocation) bool { return a.state == Paused || a.state == Resuming })
 }
 
 // All lists the allocations by address.

@@ -36,6 +36,9 @@ type Driver interface {
 	SupportsRDMA(device int) (bool, error)
 	// NUMANode is the host NUMA node nearest to the device, or -1 when unknown.
 	NUMANode(device int) int
+	// Holders lists the processes that hold memory of the device, as NVML tells; in a
+	// container it may see none. An error when NVML is not there.
+	Holders(device int) ([]Holder, error)
 
 	// Granularity is the size, in bytes, to whose multiples ranges and pieces are cut.
 	Granularity(p mem.Props) (uint64, error)
@@ -71,6 +74,13 @@ type Driver interface {
 	HostUnregister(p unsafe.Pointer) error
 	HostAlloc(n uint64) (unsafe.Pointer, error)
 	HostFree(p unsafe.Pointer) error
+}
+
+// Holder is a process that holds memory of a device.
+type Holder struct {
+	PID   int    `json:"pid"` // in the pid namespace of the driver
+	Bytes uint64 `json:"bytes"`
+	Name  string `json:"name"` // of its executable; empty when not known
 }
 
 // Code is a CUresult.

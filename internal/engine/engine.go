@@ -64,6 +64,7 @@ type Engine struct {
 	block   uint64
 
 	backings backings
+	gate     *gate // its own lock, held with no other
 
 	op      sync.Mutex // one pause or resume at a time; guards the fields below
 	pool    *pipeline.Pool
@@ -94,7 +95,7 @@ func Start(c Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{drv: drv, config: c, table: alloc.New(), devices: map[int]*deviceState{}}
+	e := &Engine{drv: drv, config: c, table: alloc.New(), gate: newGate(), devices: map[int]*deviceState{}}
 	e.log = log.New(fdWriter(c.LogFD), logPrefix(c.Identity), 0)
 	e.block, e.workers = block, workers
 	if c.Lease != "" {
@@ -122,8 +123,9 @@ func (e *Engine) Shutdown() {
 // Settings of the process that a pause or resume takes anew each time.
 type Settings struct {
 	DiskDir       string
-	RetainCPU     bool // keep CPU backups after a resume
-	CaptureActive bool // a stream capture is under way
+	RetainCPU     bool  // keep CPU backups after a resume
+	CaptureActive bool  // a stream capture is under way
+	Unmanaged     int64 // live device allocations of the process that ebb was not asked to manage
 	ResumeWait    time.Duration
 }
 

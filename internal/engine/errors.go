@@ -19,17 +19,23 @@ var (
 	ErrDeviceFault  = errors.New("the device had failed before this call")
 	ErrPartial      = errors.New("paused in part")
 	ErrDeviceMemory = errors.New("not enough device memory")
+	ErrUnmanaged    = errors.New("nothing is managed, and the process holds device memory")
+	ErrTimeout      = errors.New("the deadline passed")
 )
 
 // DeviceMemoryError says how many bytes were needed and free on a device.
 type DeviceMemoryError struct {
 	Device     int
 	Need, Free uint64
-	Err        error // the driver's error; nil when the free bytes alone said it
+	Holders    []device.Holder // other processes that hold memory of the device, where known
+	Err        error           // the driver's error; nil when the free bytes alone said it
 }
 
 func (e *DeviceMemoryError) Error() string {
 	s := fmt.Sprintf("not enough memory on device %d: need %d bytes, free %d bytes", e.Device, e.Need, e.Free)
+	for i, h := range e.Holders {
+		s += [...]string{"; held by ", ", "}[min(i, 1)] + fmt.Sprintf("pid %d (%s): %d bytes", h.PID, h.Name, h.Bytes)
+	}
 	if e.Err != nil {
 		s += ": " + e.Err.Error()
 	}
@@ -61,6 +67,8 @@ const (
 	CodeCorrupt      = 13
 	CodePartial      = 14
 	CodeInternal     = 16
+	CodeUnmanaged    = 17
+	CodeTimeout      = 18
 )
 
 // Code is the ebb_code of an error; nil is CodeOK. Where an error matches several, the first of
@@ -80,6 +88,8 @@ func Code(err error) int {
 		{ErrState, CodeState},
 		{store.ErrClosed, CodeState},
 		{ErrCapture, CodeCapture},
+		{ErrUnmanaged, CodeUnmanaged},
+		{ErrTimeout, CodeTimeout},
 		{ErrDeviceFault, CodeDeviceFault},
 		{ErrDeviceMemory, CodeDeviceMemory},
 		{store.ErrHostMemory, CodeHostMemory},

@@ -87,7 +87,9 @@ func (e *Engine) Free(base mem.Addr, captureActive bool) error {
 	if err != nil {
 		return err
 	}
-	if state == alloc.Active {
+	if state == alloc.Paused {
+		e.noteResumed()
+	} else {
 		err = ignoreDeinitialized(e.synchronize(a.Device))
 	}
 	_, e2 := e.releasePieces(a)

@@ -33,6 +33,9 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 		return res, err
 	}
 	if len(set) == 0 {
+		if len(tags) == 0 && s.Unmanaged > 0 && e.table.Len() == 0 {
+			return res, fmt.Errorf("%w: %d allocations were made outside of a region (TMS_INIT_ENABLE=1 manages all)", ErrUnmanaged, s.Unmanaged)
+		}
 		return res, nil
 	}
 	p, err := e.save(set)

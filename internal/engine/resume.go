@@ -3,6 +3,8 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 	"time"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
@@ -43,6 +45,7 @@ func (e *Engine) Resume(tags []string, s Settings) (res Result, err error) {
 		return res, err
 	}
 	e.table.Settle(set, alloc.Active)
+	e.noteResumed()
 	for _, a := range set {
 		res.Bytes += a.Size
 		if a.Backup == alloc.BackupCPU && !s.RetainCPU {
@@ -121,9 +124,26 @@ func (e *Engine) createOnce(set []*alloc.Allocation) (created uint64, err error)
 			return 0, fmt.Errorf("create %d bytes on device %d: %w", p.Length, dev, err)
 		}
 		free, e2 := e.freeMemory(dev)
-		return 0, errors.Join(&DeviceMemoryError{Device: dev, Need: need[dev], Free: free, Err: err}, e2)
+		short := &DeviceMemoryError{Device: dev, Need: need[dev], Free: free, Holders: e.holders(dev), Err: err}
+		return 0, errors.Join(short, e2)
 	}
 	return created, nil
+}
+
+// noteResumed lets the actor out of its safe point once nothing is paused any more.
+func (e *Engine) noteResumed() {
+	if !e.table.AnyPaused() {
+		e.gate.resumed()
+	}
+}
+
+// holders lists who else holds memory of a device, as far as the system tells.
+func (e *Engine) holders(dev int) []device.Holder {
+	list, err := e.drv.Holders(dev)
+	if err != nil {
+		return nil
+	}
+	return slices.DeleteFunc(list, func(h device.Holder) bool { return h.PID == os.Getpid() })
 }
 
 // waitForMemory waits until the device has as many bytes free as were needed; false when the

@@ -44,6 +44,7 @@ func (e *LoadError) Error() string {
 
 type driver struct {
 	cuda *C.struct_ebb_cuda // C memory, never freed: see the package doc
+	nvml *nvml
 
 	mu       sync.Mutex
 	contexts map[int]device.Context // retained primary contexts by device ordinal
@@ -68,7 +69,7 @@ func Open(library string) (device.Driver, error) {
 		}
 		return nil, e
 	}
-	d := &driver{cuda: table, contexts: map[int]device.Context{}}
+	d := &driver{cuda: table, nvml: nvmlBeside(library), contexts: map[int]device.Context{}}
 	if err := d.check("cuInit", C.call_cuInit(d.cuda, 0)); err != nil {
 		return nil, fmt.Errorf("initialising GPU driver %s: %w", library, err)
 	}
@@ -139,16 +140,25 @@ func (d *driver) SupportsRDMA(ordinal int) (bool, error) {
 }
 
 func (d *driver) NUMANode(ordinal int) int {
-	dev, err := d.device(ordinal)
+	id, err := d.busID(ordinal)
 	if err != nil {
 		return -1
 	}
+	return numaNode("/sys", id)
+}
+
+// busID is the PCI bus id of a device, for example "0000:1B:00.0".
+func (d *driver) busID(ordinal int) (string, error) {
+	dev, err := d.device(ordinal)
+	if err != nil {
+		return "", err
+	}
 	var id [32]C.char
-	if d.check("cuDeviceGetPCIBusId", C.call_cuDeviceGetPCIBusId(d.cuda, &id[0], C.int(len(id)), dev)) != nil {
-		return -1
+	if err := d.check("cuDeviceGetPCIBusId", C.call_cuDeviceGetPCIBusId(d.cuda, &id[0], C.int(len(id)), dev)); err != nil {
+		return "", err
 	}
 	id[len(id)-1] = 0
-	return numaNode("/sys", C.GoString(&id[0]))
+	return C.GoString(&id[0]), nil
 }
 
 func (d *driver) PrimaryContext(ordinal int) (device.Context, error) {

@@ -1,0 +1,82 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/mem"
+	"github.com/ebb-offload/ebb/internal/store"
+)
+
+// Read copies managed memory at addr into p: from its backup while it is paused, without using
+// the device, and from the device otherwise, where work submitted before is waited for. It
+// waits for a pause or resume under way.
+func (e *Engine) Read(addr mem.Addr, p []byte, captureActive bool) error {
+	if len(p) == 0 {
+		return nil
+	}
+	e.op.Lock() // no pause or resume changes where the bytes are
+	defer e.op.Unlock()
+	a, state, err := e.table.Hold(addr, uint64(len(p)))
+	if err != nil {
+		return fmt.Errorf("%d bytes at %v: %w", len(p), addr, err)
+	}
+	defer e.table.Unhold(a)
+	off := uint64(addr - a.Base)
+	switch {
+	case state == alloc.Active && captureActive:
+		return fmt.Errorf("%v is active: %w", a, ErrCapture)
+	case state == alloc.Active:
+		return e.readDevice(a, off, p)
+	case a.Backup == alloc.BackupNone:
+		return fmt.Errorf("%w: %v is paused without a backup: its bytes were given up", ErrState, a)
+	}
+	b := e.backings.find(a)
+	if b == nil {
+		return fmt.Errorf("%v: %w: it has no backing", a, store.ErrLost)
+	}
+	if err := readBacking(b, a.Size, e.block, off, p); err != nil {
+		return fmt.Errorf("%v: %w", a, err)
+	}
+	return nil
+}
+
+// readDevice copies active memory, on a stream of its own.
+func (e *Engine) readDevice(a *alloc.Allocation, off uint64, p []byte) error {
+	if err := e.synchronize(a.Device); err != nil {
+		return err
+	}
+	err := e.withDevice(a.Device, func() error {
+		s, err := e.drv.StreamCreate()
+		if err != nil {
+			return err
+		}
+		err = e.drv.CopyToHost(unsafe.Pointer(unsafe.SliceData(p)), a.Base+mem.Addr(off), uint64(len(p)), s)
+		return errors.Join(err, e.drv.StreamSynchronize(s), e.drv.StreamDestroy(s))
+	})
+	if err != nil {
+		return fmt.Errorf("copy %d bytes of %v to the host: %w", len(p), a, err)
+	}
+	return nil
+}
+
+// readBacking copies from off of a backing of size bytes, block by block through one buffer.
+func readBacking(b store.Backing, size, block, off uint64, p []byte) error {
+	buf, free, err := store.MmapAlloc(block)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = free() }()
+	for len(p) > 0 {
+		start := off / block * block
+		whole := buf[:min(block, size-start)]
+		if err := b.ReadBlock(start, whole); err != nil {
+			return err
+		}
+		n := copy(p, whole[off-start:])
+		p, off = p[n:], off+uint64(n)
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+package engine
+
+import (
+	"fmt"
+	"sync"
+	"time"
+)
+
+// gate lets a pause that another thread asks for take effect only while the actor is idle.
+//
+// Its mutex is held for short sections only, never with another lock; waiters use the channels.
+type gate struct {
+	mu      sync.Mutex
+	idle    int           // idle sections that were begun and not ended
+	asked   []*request    // waiting for the actor to be idle
+	running int           // requests that pause now
+	parked  bool          // a request paused memory that no resume brought back yet
+	changed chan struct{} // closed and made anew at every change of running and parked
+}
+
+// request is one pause asked for.
+type request struct {
+	admitted chan struct{} // closed when the actor is idle for it
+}
+
+func newGate() *gate { return &gate{changed: make(chan struct{})} }
+
+// signal wakes those that wait for a change. Called with mu held.
+func (g *gate) signal() {
+	close(g.changed)
+	g.changed = make(chan struct{})
+}
+
+// admit lets all waiting requests go ahead. Called with mu held, while the actor is idle.
+func (g *gate) admit() {
+	for _, r := range g.asked {
+		g.running++
+		close(r.admitted)
+	}
+	g.asked = nil
+}
+
+// begin starts an idle section.
+func (g *gate) begin() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.idle++
+	g.admit()
+}
+
+// end ends an idle section: it waits until no request runs and nothing that one paused is still
+// away. Requests that come meanwhile are admitted, since the actor still waits.
+func (g *gate) end() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.idle == 0 {
+		return fmt.Errorf("%w: no idle section was begun", ErrState)
+	}
+	for g.running > 0 || g.parked {
+		changed := g.changed
+		g.mu.Unlock()
+		<-changed
+		g.mu.Lock()
+	}
+	g.idle--
+	return nil
+}
+
+// wait returns when the actor is idle for a request; false when it is not within the timeout
+// (negative: no limit). After true, done must be called.
+func (g *gate) wait(timeout time.Duration) bool {
+	r := &request{admitted: make(chan struct{})}
+	g.mu.Lock()
+	g.asked = append(g.asked, r)
+	if g.idle > 0 {
+		g.admit()
+	}
+	g.mu.Unlock()
+	var late <-chan time.Time
+	if timeout >= 0 {
+		timer := time.NewTimer(timeout)
+		defer timer.Stop()
+		late = timer.C
+	}
+	select {
+	case <-r.admitted:
+		return true
+	case <-late:
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i := range g.asked {
+		if g.asked[i] == r {
+			g.asked = append(g.asked[:i], g.asked[i+1:]...)
+			return false
+		}
+	}
+	return true // admitted at the last moment
+}
+
+// done ends a request that was let go ahead; paused says that it took memory away.
+func (g *gate) done(paused bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.running--
+	g.parked = g.parked || paused
+	g.signal()
+}
+
+// resumed says that nothing is paused any more.
+func (g *gate) resumed() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.parked = false
+	g.signal()
+}
+
+// Idle begins or ends a section in which the actor does not touch its memory. The end waits
+// while a requested pause runs, and until what it paused is back.
+func (e *Engine) Idle(begin bool) error {
+	if begin {
+		e.gate.begin()
+		return nil
+	}
+	return e.gate.end()
+}
+
+// SafePoint is a short idle section: it lets a pause that was asked for take place, and returns
+// when the memory is back, or at once.
+func (e *Engine) SafePoint() error {
+	e.gate.begin()
+	return e.gate.end()
+}
+
+// RequestPause is Pause at the actor's next safe point. timeout is how long to wait for that;
+// negative: no limit.
+func (e *Engine) RequestPause(tags []string, timeout time.Duration, s Settings) (Result, error) {
+	if !e.gate.wait(timeout) {
+		return Result{}, fmt.Errorf("%w: the actor came to no safe point within %v (ebb.idle, ebb.safe_point)", ErrTimeout, timeout)
+	}
+	res, err := e.Pause(tags, s)
+	e.gate.done(res.Allocations > 0)
+	return res, err
+}
