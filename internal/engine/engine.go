@@ -9,6 +9,7 @@
 //	Engine.op      one pause or resume at a time; held over device and disk I/O
 //	Engine.mu      what is learned while running; short sections
 //	backings.mu    which backing holds which allocation
+//	gate.mu        who waits for a safe point
 //	alloc.Table    its own lock, last
 //
 // Malloc and Free never take op: a cudaMalloc or cudaFree of the actor arrives with its
@@ -64,7 +65,7 @@ type Engine struct {
 	block   uint64
 
 	backings backings
-	gate     *gate // its own lock, held with no other
+	gate     *gate // see safepoint.go
 
 	op      sync.Mutex // one pause or resume at a time; guards the fields below
 	pool    *pipeline.Pool
@@ -95,7 +96,8 @@ func Start(c Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{drv: drv, config: c, table: alloc.New(), gate: newGate(), devices: map[int]*deviceState{}}
+	e := &Engine{drv: drv, config: c, table: alloc.New(), devices: map[int]*deviceState{}}
+	e.gate = newGate(e.table.AnyPaused)
 	e.log = log.New(fdWriter(c.LogFD), logPrefix(c.Identity), 0)
 	e.block, e.workers = block, workers
 	if c.Lease != "" {

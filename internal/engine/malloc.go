@@ -88,7 +88,7 @@ func (e *Engine) Free(base mem.Addr, captureActive bool) error {
 		return err
 	}
 	if state == alloc.Paused {
-		e.noteResumed()
+		e.gate.resumed()
 	} else {
 		err = ignoreDeinitialized(e.synchronize(a.Device))
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -10,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/mem"
 	"pgregory.net/rapid"
 )
 
@@ -100,6 +102,19 @@ func TestAnySequenceOfCallsKeepsEveryByte(t *testing.T) {
 			"write": func(t *rapid.T) {
 				if e := pick(t); !e.paused {
 					r.fill(e.array, len(e.want))
+				}
+			},
+			"read": func(t *rapid.T) {
+				e := pick(t)
+				off := rapid.IntRange(0, len(e.want)-1).Draw(t, "offset")
+				p := make([]byte, rapid.IntRange(1, len(e.want)-off).Draw(t, "length"))
+				err := r.Read(e.addr+mem.Addr(off), p, false)
+				if e.paused && e.reg.Backup == alloc.BackupNone {
+					if Code(err) != CodeState {
+						t.Fatalf("read of bytes given up: %v", err)
+					}
+				} else if err != nil || !bytes.Equal(p, e.want[off:off+len(p)]) {
+					t.Fatalf("read of %d bytes at %d: other bytes, or %v", len(p), off, err)
 				}
 			},
 			"pause": func(t *rapid.T) {

@@ -45,7 +45,7 @@ func (e *Engine) Resume(tags []string, s Settings) (res Result, err error) {
 		return res, err
 	}
 	e.table.Settle(set, alloc.Active)
-	e.noteResumed()
+	e.gate.resumed()
 	for _, a := range set {
 		res.Bytes += a.Size
 		if a.Backup == alloc.BackupCPU && !s.RetainCPU {
@@ -128,13 +128,6 @@ func (e *Engine) createOnce(set []*alloc.Allocation) (created uint64, err error)
 		return 0, errors.Join(short, e2)
 	}
 	return created, nil
-}
-
-// noteResumed lets the actor out of its safe point once nothing is paused any more.
-func (e *Engine) noteResumed() {
-	if !e.table.AnyPaused() {
-		e.gate.resumed()
-	}
 }
 
 // holders lists who else holds memory of a device, as far as the system tells.

@@ -8,8 +8,11 @@ import (
 
 // gate lets a pause that another thread asks for take effect only while the actor is idle.
 //
-// Its mutex is held for short sections only, never with another lock; waiters use the channels.
+// Its mutex comes before the table's and is held for short sections only; waiters use the
+// channels.
 type gate struct {
+	anyPaused func() bool // the table's word
+
 	mu      sync.Mutex
 	idle    int           // idle sections that were begun and not ended
 	asked   []*request    // waiting for the actor to be idle
@@ -23,7 +26,9 @@ type request struct {
 	admitted chan struct{} // closed when the actor is idle for it
 }
 
-func newGate() *gate { return &gate{changed: make(chan struct{})} }
+func newGate(anyPaused func() bool) *gate {
+	return &gate{anyPaused: anyPaused, changed: make(chan struct{})}
+}
 
 // signal wakes those that wait for a change. Called with mu held.
 func (g *gate) signal() {
@@ -103,16 +108,19 @@ func (g *gate) done(paused bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.running--
-	g.parked = g.parked || paused
+	// Another thread may have resumed it already: then its resumed() came too early to count.
+	g.parked = g.parked || paused && g.anyPaused()
 	g.signal()
 }
 
-// resumed says that nothing is paused any more.
+// resumed is called after memory left the paused state.
 func (g *gate) resumed() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.parked = false
-	g.signal()
+	if g.parked && !g.anyPaused() {
+		g.parked = false
+		g.signal()
+	}
 }
 
 // Idle begins or ends a section in which the actor does not touch its memory. The end waits
