@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	ebbfd "github.com/ebb-offload/ebb/internal/fd"
 )
 
 // Bytes of a lease file that are locked.
@@ -154,6 +156,10 @@ func openLease(dir int, name, path string, create bool) (*leaseFile, error) {
 		}
 		if err := checkLease(&st); err != nil {
 			_ = unix.Close(fd)
+			return nil, err
+		}
+		// No lock of this process is on the file yet that moving it could drop.
+		if fd, err = ebbfd.AboveStreams(fd); err != nil {
 			return nil, err
 		}
 		f := &leaseFile{id: idOf(&st), path: path, fd: fd, refs: 1}

@@ -2,6 +2,8 @@ package store
 
 import (
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/fd"
 )
 
 // system is every system call that Files makes. Each method is one call, neither retried nor
@@ -31,7 +33,11 @@ type kernel struct{}
 func (kernel) mkdir(path string, mode uint32) error { return unix.Mkdir(path, mode) }
 
 func (kernel) openat(dirfd int, name string, flags int, mode uint32) (int, error) {
-	return unix.Openat(dirfd, name, flags, mode)
+	got, err := unix.Openat(dirfd, name, flags, mode)
+	if err != nil {
+		return -1, err
+	}
+	return fd.AboveStreams(got)
 }
 
 func (kernel) close(fd int) error                  { return unix.Close(fd) }

@@ -101,8 +101,8 @@ func TestPurePackagesKnowNoMechanism(t *testing.T) {
 		"internal/mem":     {},
 		"internal/alloc":   {"internal/mem"},
 		"internal/plan":    {"internal/mem"},
-		"internal/store":   {},
-		"internal/rankdir": {},
+		"internal/store":   {"internal/fd"},
+		"internal/rankdir": {"internal/fd"},
 		"internal/device":  {"internal/mem"},
 	}
 	found := map[string]bool{}
