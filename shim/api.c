@@ -42,7 +42,23 @@ static int nothing_to_move(const char *const *tags, size_t ntags)
 	return fail(EBB_ERR_UNKNOWN_TAG, "no allocation ever carried the tag \"%s\"", tags[0]);
 }
 
-static int move(bool resume, const char *const *tags, size_t ntags, double wait_s, ebb_result *result)
+static int nothing_to_pause(const char *const *tags, size_t ntags)
+{
+	long long others = unmanaged_allocations();
+
+	if (ntags > 0 || others == 0)
+		return nothing_to_move(tags, ntags);
+	return fail(EBB_ERR_UNMANAGED,
+		    "no memory is managed, so none would be freed, but the process holds %lld device allocation%s "
+		    "made outside a region: allocate in a region (tms_set_interesting_region, ebb.region) or start "
+		    "the process with TMS_INIT_ENABLE=1",
+		    others, others == 1 ? "" : "s");
+}
+
+enum move { move_pause, move_request_pause, move_resume };
+
+/* wait_s: how long to wait for the device memory of a resume, or for the safe point of a request. */
+static int move(enum move what, const char *const *tags, size_t ntags, double wait_s, ebb_result *result)
 {
 	int code = check_arguments(tags, ntags, result);
 
@@ -51,7 +67,7 @@ static int move(bool resume, const char *const *tags, size_t ntags, double wait_
 	clear_result(result);
 	enum engine_state state = engine_state();
 	if (state == ENGINE_ABSENT)
-		return nothing_to_move(tags, ntags);
+		return what == move_resume ? nothing_to_move(tags, ntags) : nothing_to_pause(tags, ntags);
 	if (state != ENGINE_READY)
 		return engine_refuse(state);
 
@@ -62,24 +78,52 @@ static int move(bool resume, const char *const *tags, size_t ntags, double wait_
 		.disk_dir = dir,
 		.retain_cpu_backup = settings_retain_cpu_backup(),
 		.capture_active = captures_under_way(),
-		.resume_wait_s = wait_s,
+		.unmanaged = unmanaged_allocations(),
+		.resume_wait_s = what == move_resume ? wait_s : settings()->resume_wait_s,
 	};
 	engine_enter();
-	code = engine_leave((resume ? engine.resume : engine.pause)(tags, ntags, &now, result));
+	if (what == move_request_pause)
+		code = engine.request_pause(tags, ntags, wait_s, &now, result);
+	else
+		code = (what == move_resume ? engine.resume : engine.pause)(tags, ntags, &now, result);
+	engine_leave(code);
 	free(dir);
 	return code;
 }
 
 EXPORT int ebb_pause(const char *const *tags, size_t ntags, ebb_result *result)
 {
-	return move(false, tags, ntags, settings()->resume_wait_s, result);
+	return move(move_pause, tags, ntags, 0, result);
+}
+
+EXPORT int ebb_request_pause(const char *const *tags, size_t ntags, double timeout_s, ebb_result *result)
+{
+	if (isnan(timeout_s))
+		return fail(EBB_ERR_INVALID, "the time to wait is not a number");
+	return move(move_request_pause, tags, ntags, timeout_s, result);
 }
 
 EXPORT int ebb_resume(const char *const *tags, size_t ntags, double timeout_s, ebb_result *result)
 {
 	if (isnan(timeout_s))
 		return fail(EBB_ERR_INVALID, "the time to wait is not a number");
-	return move(true, tags, ntags, timeout_s < 0 ? settings()->resume_wait_s : timeout_s, result);
+	return move(move_resume, tags, ntags, timeout_s < 0 ? settings()->resume_wait_s : timeout_s, result);
+}
+
+EXPORT int ebb_read(const void *gpu_ptr, size_t n, void *buf)
+{
+	enum engine_state state = engine_state();
+
+	if (state != ENGINE_ABSENT && state != ENGINE_READY)
+		return engine_refuse(state);
+	if (n == 0)
+		return EBB_OK;
+	if (gpu_ptr == NULL || buf == NULL)
+		return fail(EBB_ERR_INVALID, "null pointer: %zu bytes cannot be read from %p to %p", n, gpu_ptr, buf);
+	if (state == ENGINE_ABSENT)
+		return fail(EBB_ERR_NOT_MANAGED, "%p is not managed memory: none was allocated yet", gpu_ptr);
+	engine_enter();
+	return engine_leave(engine.read(gpu_ptr, n, buf, captures_under_way()));
 }
 
 EXPORT int ebb_status(char *buf, size_t cap, size_t *need)

@@ -45,19 +45,8 @@ void engine_enter(void)
 
 int engine_leave(int code)
 {
-	if (code != EBB_OK) {
-		size_t length = engine.last_error(NULL, 0);
-		char *text = malloc(length + 1);
-
-		if (text != NULL) {
-			text[0] = '\0';
-			engine.last_error(text, length + 1);
-			fail(code, "%s", text);
-			free(text);
-		} else {
-			fail(code, "error %d, and no memory for its text", code);
-		}
-	}
+	if (code != EBB_OK)
+		fail_as_engine(code);
 	this_thread()->inside--;
 	return code;
 }
@@ -127,6 +116,10 @@ static bool find_functions(void *library, const char *path)
 		{"ebb_engine_backup_pointer", (void **)&engine.backup_pointer},
 		{"ebb_engine_status", (void **)&engine.status},
 		{"ebb_engine_last_error", (void **)&engine.last_error},
+		{"ebb_engine_last_error_json", (void **)&engine.last_error_json},
+		{"ebb_engine_read", (void **)&engine.read},
+		{"ebb_engine_idle", (void **)&engine.idle},
+		{"ebb_engine_request_pause", (void **)&engine.request_pause},
 		{"ebb_engine_shutdown", (void **)&engine.shutdown},
 	};
 
@@ -241,6 +234,8 @@ static void load_as_owner(void)
 	/* Whatever loading calls back into the hooks on this thread passes to the real runtime. */
 	engine_enter();
 	bool loaded = load_keeping_limits();
+	if (loaded)
+		idle_hand_over();
 	engine_leave(EBB_OK);
 
 	if (loaded)

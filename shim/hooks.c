@@ -89,13 +89,46 @@ static cudaError_t managed_malloc(const struct real *real, void **ptr, size_t si
 	return cuda_error(code);
 }
 
+/* ---- memory that is not managed: counted, so that a pause that would free nothing can say so ---- */
+
+static _Atomic int64_t unmanaged;
+
+int64_t unmanaged_allocations(void)
+{
+	return unmanaged;
+}
+
+static cudaError_t unmanaged_malloc(const struct real *real, void **ptr, size_t size)
+{
+	if (real->cudaMalloc == NULL)
+		return real_missing("cudaMalloc");
+	cudaError_t error = real->cudaMalloc(ptr, size);
+	if (error == cudaSuccess && size > 0)
+		unmanaged++;
+	return error;
+}
+
+static cudaError_t unmanaged_free(const struct real *real, void *ptr)
+{
+	if (real->cudaFree == NULL)
+		return real_missing("cudaFree");
+	cudaError_t error = real->cudaFree(ptr);
+	if (error == cudaSuccess && ptr != NULL) {
+		/* Not below zero: memory of cudaMallocManaged, say, was not counted. */
+		int64_t now = unmanaged;
+		while (now > 0 && !atomic_compare_exchange_weak(&unmanaged, &now, now - 1))
+			;
+	}
+	return error;
+}
+
+/* ---- the hooks ------------------------------------------------------------------------------- */
+
 static cudaError_t any_malloc(const struct real *real, void **ptr, size_t size, bool managed)
 {
 	if (managed && size > 0 && ptr != NULL && this_thread()->inside == 0 && engine_state() != ENGINE_FORKED)
 		return managed_malloc(real, ptr, size);
-	if (real->cudaMalloc == NULL)
-		return real_missing("cudaMalloc");
-	return real->cudaMalloc(ptr, size);
+	return unmanaged_malloc(real, ptr, size);
 }
 
 static cudaError_t any_free(const void *caller, void *ptr)
@@ -112,10 +145,7 @@ static cudaError_t any_free(const void *caller, void *ptr)
 		if (code != EBB_ERR_NOT_MANAGED)
 			return cuda_error(code);
 	}
-	const struct real *real = real_for(caller);
-	if (real->cudaFree == NULL)
-		return real_missing("cudaFree");
-	return real->cudaFree(ptr);
+	return unmanaged_free(real_for(caller), ptr);
 }
 
 EXPORT cudaError_t cudaMalloc(void **ptr, size_t size)

@@ -1,12 +1,10 @@
 /*
- * region.c: what each thread keeps for itself: region, tag and backup settings, and its last
- * error. Only the owning thread touches its own, so there is no lock here.
+ * region.c: what each thread keeps for itself: region, tag and backup settings, and what other
+ * files keep per thread. Only the owning thread touches its own, so there is no lock here.
  */
 #include "shim.h"
 
 #include <pthread.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,6 +21,7 @@ static void free_thread(void *thread)
 
 	free(t->tag);
 	free(t->error);
+	free(t->error_json);
 	/* A later destructor of the same thread may still call us; it finds the defaults. */
 	memset(t, 0, sizeof(*t));
 }
@@ -32,8 +31,7 @@ static void make_key(void)
 	at_thread_end_works = pthread_key_create(&at_thread_end, free_thread) == 0;
 }
 
-/* Puts text into a string of this thread, which then owns it. */
-static void keep(char **where, char *text)
+void thread_keep(char **where, char *text)
 {
 	pthread_once(&at_thread_end_once, make_key);
 	if (at_thread_end_works)
@@ -61,40 +59,6 @@ const char *thread_tag(const struct thread *t)
 	return t->tag != NULL ? t->tag : "default";
 }
 
-/* ---- the last error --------------------------------------------------------------------- */
-
-int fail(int code, const char *format, ...)
-{
-	va_list arguments;
-	char *text;
-
-	va_start(arguments, format);
-	int length = vasprintf(&text, format, arguments);
-	va_end(arguments);
-	/* Without memory for the text an older one would mislead: none then. */
-	keep(&self.error, length >= 0 ? text : NULL);
-	return code;
-}
-
-const char *last_error(void)
-{
-	return self.error != NULL ? self.error : "";
-}
-
-EXPORT size_t ebb_last_error(char *buf, size_t cap)
-{
-	const char *text = last_error();
-	size_t length = strlen(text);
-
-	if (buf != NULL && cap > 0) {
-		size_t fits = length < cap ? length : cap - 1;
-
-		memcpy(buf, text, fits);
-		buf[fits] = '\0';
-	}
-	return length;
-}
-
 /* ---- settings of the thread ------------------------------------------------------------- */
 
 EXPORT void tms_set_interesting_region(bool on)
@@ -118,7 +82,7 @@ EXPORT void tms_set_current_tag(const char *tag)
 		log_line("tms_set_current_tag: no memory, nothing changed");
 		return;
 	}
-	keep(&this_thread()->tag, copy);
+	thread_keep(&this_thread()->tag, copy);
 }
 
 EXPORT const char *tms_get_current_tag(void)

@@ -61,16 +61,24 @@ struct thread {
 	bool disk_backup;
 	bool cpu_mmap;
 	int inside;          /* > 0: within an engine call or its loading; hooks pass through */
+	int idle;            /* idle sections begun here and not ended, before an engine counts them */
 	uint64_t contexts;   /* bit d: the real runtime's context exists here for device d */
 	char *tag;           /* owned; null: "default" */
-	char *error;         /* owned; null: no error yet */
+	char *error;         /* owned, like the next one; null: no error yet */
+	char *error_json;
 };
 
 struct thread *this_thread(void);
 const char *thread_tag(const struct thread *t);
+/* Makes text the value of one of this thread's owned strings. */
+void thread_keep(char **where, char *text);
+
+/* ---- error.c: the calling thread's last error ------------------------------------------------ */
 
 /* Records the calling thread's last error and returns code. */
 int fail(int code, const char *format, ...) PRINTF_LIKE(2, 3);
+/* Makes the engine's last error of this thread the calling thread's, and returns code. */
+int fail_as_engine(int code);
 /* The calling thread's last error, "" when there was none. Valid until the next error. */
 const char *last_error(void);
 
@@ -103,6 +111,10 @@ struct engine {
 	ebb_engine_backup_pointer_fn backup_pointer;
 	ebb_engine_status_fn status;
 	ebb_engine_last_error_fn last_error;
+	ebb_engine_last_error_json_fn last_error_json;
+	ebb_engine_read_fn read;
+	ebb_engine_idle_fn idle;
+	ebb_engine_request_pause_fn request_pause;
 	ebb_engine_shutdown_fn shutdown;
 };
 
@@ -118,6 +130,12 @@ int engine_leave(int code);
 
 /* Records why the engine cannot be used and returns the code: state is not ENGINE_READY. */
 int engine_refuse(enum engine_state state);
+
+/* ---- idle.c: safe points ----------------------------------------------------------------------- */
+
+/* Hands the idle sections that were begun before there was an engine over to it. Once, by the
+ * thread that loads it, before any other may ask it for a pause. */
+void idle_hand_over(void);
 
 /* ---- real.c: the real CUDA runtime -------------------------------------------------------------- */
 
@@ -157,6 +175,12 @@ struct real {
 const struct real *real_for(const void *caller);
 /* Says once that the runtime lacks a function, and returns the error for it. */
 cudaError_t real_missing(const char *function);
+
+/* ---- hooks.c: device memory that is not managed ------------------------------------------------- */
+
+/* Number of device allocations that are not managed and that the process holds, as far as they
+ * passed the hooks. */
+int64_t unmanaged_allocations(void);
 
 /* ---- capture.c ---------------------------------------------------------------------------------- */
 

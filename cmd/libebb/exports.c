@@ -11,23 +11,33 @@
 
 #include "_cgo_export.h"
 
-/* ---- error text ------------------------------------------------------------------------ */
+/* ---- last error ------------------------------------------------------------------------ */
 
 /* A thread's last error lies on the heap, behind a key whose destructor frees it when the thread
  * ends. (Not _Thread_local: Go libraries use static TLS, and a C library has little of it left for
  * libraries loaded later.) */
 struct last_error {
-	size_t len;
+	char *json; /* null: no memory for it */
+	size_t json_len, len;
 	char text[EBB_ERROR_BYTES];
 };
+
+static const char no_error[] = "{\"code\":0,\"message\":\"\"}";
 
 static pthread_key_t key;
 static int key_made;
 static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 
+static void free_error(void *error)
+{
+	struct last_error *e = error;
+	free(e->json);
+	free(e);
+}
+
 static void make_key(void)
 {
-	key_made = pthread_key_create(&key, free) == 0;
+	key_made = pthread_key_create(&key, free_error) == 0;
 }
 
 static struct last_error *thread_error(void)
@@ -36,10 +46,10 @@ static struct last_error *thread_error(void)
 	return key_made ? pthread_getspecific(key) : NULL;
 }
 
-void ebb_set_last_error(const char *text, size_t len)
+void ebb_set_last_error(const char *text, size_t len, const char *json, size_t json_len)
 {
 	struct last_error *e = thread_error();
-	if (!e && key_made && (e = malloc(sizeof *e)) && pthread_setspecific(key, e) != 0) {
+	if (!e && key_made && (e = calloc(1, sizeof *e)) && pthread_setspecific(key, e) != 0) {
 		free(e);
 		e = NULL;
 	}
@@ -48,25 +58,43 @@ void ebb_set_last_error(const char *text, size_t len)
 	e->len = len < EBB_ERROR_BYTES ? len : EBB_ERROR_BYTES - 1;
 	memcpy(e->text, text, e->len);
 	e->text[e->len] = 0;
+	free(e->json);
+	e->json_len = json_len;
+	if ((e->json = malloc(json_len)))
+		memcpy(e->json, json, json_len);
 }
 
+/* text holds nothing that JSON would escape. */
 static int refuse(const char *text)
 {
-	ebb_set_last_error(text, strlen(text));
+	char json[128];
+	int len = snprintf(json, sizeof json, "{\"code\":%d,\"message\":\"%s\"}", EBB_ERR_INVALID, text);
+	ebb_set_last_error(text, strlen(text), json, (size_t)len);
 	return EBB_ERR_INVALID;
+}
+
+/* Copies text, cut to cap and zero-terminated, and returns its whole length. */
+static size_t give_text(char *buf, size_t cap, const char *text, size_t len)
+{
+	if (buf && cap > 0) {
+		size_t n = len < cap ? len : cap - 1;
+		memcpy(buf, text, n);
+		buf[n] = 0;
+	}
+	return len;
 }
 
 size_t ebb_engine_last_error(char *buf, size_t cap)
 {
 	const struct last_error *e = thread_error();
-	size_t len = e ? e->len : 0;
-	if (buf && cap > 0) {
-		size_t n = len < cap ? len : cap - 1;
-		if (n > 0)
-			memcpy(buf, e->text, n);
-		buf[n] = 0;
-	}
-	return len;
+	return e ? give_text(buf, cap, e->text, e->len) : give_text(buf, cap, "", 0);
+}
+
+size_t ebb_engine_last_error_json(char *buf, size_t cap)
+{
+	const struct last_error *e = thread_error();
+	return e && e->json ? give_text(buf, cap, e->json, e->json_len)
+			    : give_text(buf, cap, no_error, sizeof no_error - 1);
 }
 
 /* ---- version --------------------------------------------------------------------------- */
@@ -147,6 +175,29 @@ int ebb_engine_resume(const char *const *tags, size_t ntags, const ebb_engine_se
 	return code;
 }
 
+int ebb_engine_request_pause(const char *const *tags, size_t ntags, double timeout_s,
+			     const ebb_engine_settings *settings, ebb_result *result)
+{
+	if (!knows_result(result))
+		return refuse("request pause: result.struct_size is not set");
+	ebb_result all = {0};
+	int code = ebbGoRequestPause((char **)tags, ntags, timeout_s, (ebb_engine_settings *)settings, &all);
+	give_result(result, &all);
+	return code;
+}
+
+int ebb_engine_idle(int begin)
+{
+	return ebbGoIdle(begin);
+}
+
+int ebb_engine_read(const void *gpu, size_t n, void *buf, int capture_active)
+{
+	if (!buf && n > 0)
+		return refuse("read: buf is null");
+	return ebbGoRead((uintptr_t)gpu, n, buf, capture_active);
+}
+
 int ebb_engine_backup_pointer(const void *gpu, uint64_t size, void **host)
 {
 	if (!host)
@@ -178,7 +229,11 @@ AS_DECLARED(malloc);
 AS_DECLARED(free);
 AS_DECLARED(pause);
 AS_DECLARED(resume);
+AS_DECLARED(request_pause);
+AS_DECLARED(idle);
+AS_DECLARED(read);
 AS_DECLARED(backup_pointer);
 AS_DECLARED(status);
 AS_DECLARED(last_error);
+AS_DECLARED(last_error_json);
 AS_DECLARED(shutdown);

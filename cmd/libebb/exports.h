@@ -9,7 +9,8 @@
 /* Longest error text that is kept of a thread, in bytes with the final zero. */
 #define EBB_ERROR_BYTES 4096
 
-/* Makes text the calling thread's last error. */
-void ebb_set_last_error(const char *text, size_t len);
+/* Makes text, and the JSON object that says the same, the calling thread's last error. The text is
+ * cut to EBB_ERROR_BYTES; JSON is kept whole or not at all. */
+void ebb_set_last_error(const char *text, size_t len, const char *json, size_t json_len);
 
 #endif

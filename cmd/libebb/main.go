@@ -32,6 +32,9 @@ import (
 
 func main() {} // a c-shared library has one, and nothing calls it
 
+// maxRead is more than any address space has, and no more than a slice may have, in bytes.
+const maxRead = 1 << 46
+
 var (
 	starting sync.Mutex                    // one start at a time; held while the engine starts
 	running  atomic.Pointer[engine.Engine] // set by the start that succeeds, never again
@@ -107,6 +110,43 @@ func transition(name string, do func(*engine.Engine, []string, engine.Settings) 
 	})
 }
 
+//export ebbGoRequestPause
+func ebbGoRequestPause(tags **C.char, ntags C.size_t, timeout C.double, settings *C.ebb_engine_settings, result *C.ebb_result) C.int {
+	wait, err := timeoutOf(float64(timeout))
+	if err != nil {
+		return guard("request pause", func() error { return err })
+	}
+	request := func(e *engine.Engine, names []string, s engine.Settings) (engine.Result, error) {
+		return e.RequestPause(names, wait, s)
+	}
+	return transition("request pause", request, tags, ntags, settings, result)
+}
+
+// ebbGoIdle is three calls: 1 begins an idle section, 0 ends one, -1 is a safe point.
+//
+//export ebbGoIdle
+func ebbGoIdle(begin C.int) C.int {
+	return withEngine("idle", func(e *engine.Engine) error {
+		switch begin {
+		case 1, 0:
+			return e.Idle(begin == 1)
+		case -1:
+			return e.SafePoint()
+		}
+		return invalid("idle is 1, 0 or -1, not %d", begin)
+	})
+}
+
+//export ebbGoRead
+func ebbGoRead(address C.uintptr_t, n C.size_t, buf unsafe.Pointer, captureActive C.int) C.int {
+	return withEngine("read", func(e *engine.Engine) error {
+		if n > maxRead {
+			return invalid("%d bytes are more than any memory has", uint64(n))
+		}
+		return e.Read(mem.Addr(address), unsafe.Slice((*byte)(buf), n), captureActive != 0)
+	})
+}
+
 //export ebbGoBackupPointer
 func ebbGoBackupPointer(address C.uintptr_t, size C.uint64_t, host *unsafe.Pointer) C.int {
 	return withEngine("backup pointer", func(e *engine.Engine) error {
@@ -155,31 +195,33 @@ func withEngine(name string, call func(*engine.Engine) error) C.int {
 	})
 }
 
-// guard makes an ebb_code of a call's end, be it an error or a panic, and keeps the text as the
-// thread's last error. An exported function runs on its caller's thread throughout.
+// guard makes an ebb_code of a call's end, be it an error or a panic, and keeps the error as the
+// thread's last one. An exported function runs on its caller's thread throughout.
 func guard(name string, call func() error) (code C.int) {
 	defer func() {
 		if p := recover(); p != nil {
 			logPanic(name, p)
-			setLastError(fmt.Sprintf("%s: defect in ebb: %v", name, p))
-			code = C.EBB_ERR_INTERNAL
+			code = setLastError(fmt.Errorf("%s: defect in ebb: %v", name, p))
 		}
 	}()
 	err := call()
 	if err == nil {
 		return C.EBB_OK
 	}
-	setLastError(fmt.Sprintf("%s: %v", name, err))
-	return C.int(engine.Code(err))
+	return setLastError(fmt.Errorf("%s: %w", name, err))
 }
 
-// setLastError keeps text, as one line, for ebb_engine_last_error on this thread.
-func setLastError(text string) {
-	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+// setLastError keeps err for ebb_engine_last_error and its JSON on this thread, and returns its
+// code. The text is one line.
+func setLastError(err error) C.int {
+	text := strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
 	if len(text) >= C.EBB_ERROR_BYTES {
 		text = strings.ToValidUTF8(text[:C.EBB_ERROR_BYTES-1], "") // no rune cut in two
 	}
-	C.ebb_set_last_error((*C.char)(unsafe.Pointer(unsafe.StringData(text))), C.size_t(len(text)))
+	json := engine.Details(err)
+	C.ebb_set_last_error((*C.char)(unsafe.Pointer(unsafe.StringData(text))), C.size_t(len(text)),
+		(*C.char)(unsafe.Pointer(unsafe.SliceData(json))), C.size_t(len(json)))
+	return C.int(engine.Code(err))
 }
 
 // logPanic writes a panic and its stack to the engine's log.

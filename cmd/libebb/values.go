@@ -72,8 +72,20 @@ func settingsOf(s *C.ebb_engine_settings) (engine.Settings, error) {
 		DiskDir:       C.GoString(s.disk_dir),
 		RetainCPU:     s.retain_cpu_backup != 0,
 		CaptureActive: s.capture_active != 0,
+		Unmanaged:     int64(s.unmanaged),
 		ResumeWait:    duration(float64(s.resume_wait_s)),
 	}, nil
+}
+
+// timeoutOf is a time to wait in seconds; negative: no limit.
+func timeoutOf(seconds float64) (time.Duration, error) {
+	switch {
+	case math.IsNaN(seconds):
+		return 0, invalid("the time to wait is not a number")
+	case seconds < 0:
+		return -1, nil
+	}
+	return duration(seconds), nil
 }
 
 // duration is a time in seconds; what is negative or no number is 0, what is too long the longest.
