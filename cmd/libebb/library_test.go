@@ -158,7 +158,7 @@ func TestDependencies(t *testing.T) {
 func TestCallsFromC(t *testing.T) {
 	for _, scenario := range []string{
 		"before start", "starting", "round trip", "foreign pointers", "null arguments", "result size",
-		"error text", "long error", "status", "panics",
+		"reading", "safe points", "unmanaged", "error text", "error json", "long error", "status", "panics",
 	} {
 		t.Run(scenario, func(t *testing.T) {
 			if out, err := abi(t, scenario); err != nil {

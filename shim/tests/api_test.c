@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -137,6 +138,82 @@ static void the_last_error_is_per_thread(void)
 	in_thread(expect_no_error);
 }
 
+static size_t json_error(char *text, size_t cap)
+{
+	size_t length = ebb_last_error_json(text, cap);
+
+	EXPECT(cap == 0 || strlen(text) == (length < cap ? length : cap - 1));
+	return length;
+}
+
+static void the_last_error_as_json(void)
+{
+	const char *tags[] = {"a\"b\\c"}, *odd[] = {"\xff|\xc3\xa9|\xe2\x82\xac|\xe2\x82|\xed\xa0\x80|\xc0\xaf|\n"};
+	char text[512], cut[5];
+
+	json_error(text, sizeof(text));
+	EXPECT(strcmp(text, "{\"code\":0,\"message\":\"\"}") == 0);
+	EXPECT(ebb_pause(tags, 1, NULL) == EBB_ERR_UNKNOWN_TAG);
+	json_error(text, sizeof(text));
+	EXPECT(strcmp(text, "{\"code\":4,\"message\":\"no allocation ever carried the tag \\\"a\\\"b\\\\c\\\"\"}") == 0);
+	EXPECT(json_error(cut, sizeof(cut)) == strlen(text) && strncmp(cut, text, 4) == 0);
+	EXPECT(ebb_last_error_json(NULL, 0) == strlen(text));
+
+	/* What is no UTF-8 is replaced, byte by byte; what is, stays. */
+	EXPECT(ebb_pause(odd, 1, NULL) == EBB_ERR_UNKNOWN_TAG);
+	json_error(text, sizeof(text));
+	EXPECT(strstr(text, "\"\\ufffd|\xc3\xa9|\xe2\x82\xac|\\ufffd\\ufffd|\\ufffd\\ufffd\\ufffd|\\ufffd\\ufffd| \\\"\"}") != NULL);
+	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strchr(text, '\n') == NULL);
+}
+
+static void an_error_of_the_engine_as_json(void)
+{
+	const char *tags[] = {NULL};
+	char text[256];
+
+	managed_malloc(1);
+	setenv("FAKE_PAUSE_CODE", "11", 1);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_ERR_NO_SPACE);
+	json_error(text, sizeof(text));
+	EXPECT(strcmp(text, "{\"code\":99,\"fake\":\"FAKE_PAUSE_CODE said so\"}") == 0);
+	EXPECT(ebb_pause(tags, 1, NULL) == EBB_ERR_INVALID); /* the shim's own is the last one then */
+	json_error(text, sizeof(text));
+	EXPECT(strncmp(text, "{\"code\":1,\"message\":\"tag 1 of 1 ", 30) == 0);
+}
+
+static void bytes_are_read_by_the_engine(void)
+{
+	unsigned char bytes[3] = {0};
+	void *stream[4] = {0}, *graph;
+	void *managed = managed_malloc(64);
+
+	EXPECT(ebb_read((char *)managed + 5, 2, bytes) == EBB_OK);
+	EXPECT(engine_seen()->read_from == (char *)managed + 5 && engine_seen()->read_capture_active == 0);
+	EXPECT(bytes[0] == 0x5a && bytes[1] == 0x5a && bytes[2] == 0);
+	EXPECT(cudaStreamBeginCapture(stream, 0) == cudaSuccess);
+	setenv("FAKE_READ_CODE", "6", 1);
+	EXPECT(ebb_read(managed, 1, bytes) == EBB_ERR_CAPTURE && engine_seen()->read_capture_active == 1);
+	EXPECT(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+}
+
+static void reads_that_make_no_sense(void)
+{
+	unsigned char byte;
+	void *other;
+
+	EXPECT(cudaMalloc(&other, 64) == cudaSuccess);
+	EXPECT(ebb_read(other, 1, &byte) == EBB_ERR_NOT_MANAGED); /* nothing is, yet */
+	EXPECT(ebb_read(NULL, 1, &byte) == EBB_ERR_INVALID);
+	EXPECT(ebb_read(other, 1, NULL) == EBB_ERR_INVALID);
+	EXPECT(ebb_read(NULL, 0, NULL) == EBB_OK);
+	EXPECT(engine_seen() == NULL);
+	managed_malloc(1);
+	EXPECT(ebb_read(NULL, 1, &byte) == EBB_ERR_INVALID);
+	EXPECT(ebb_read(other, 1, NULL) == EBB_ERR_INVALID);
+	EXPECT(ebb_read(other, 0, NULL) == EBB_OK);
+	EXPECT(engine_seen()->reads == 0);
+}
+
 static void backup_pointers(void)
 {
 	char text[256];
@@ -171,6 +248,11 @@ CASES(
 	 .run = waits,
 	 .env = {"EBB_RESUME_WAIT=2.5"}},
 	{.says = "the last error is per thread, cut to the room there is", .run = the_last_error_is_per_thread},
+	{.says = "the last error is one JSON object, whatever bytes it names", .run = the_last_error_as_json},
+	{.says = "the JSON of an engine's error is the engine's, until another error comes",
+	 .run = an_error_of_the_engine_as_json},
+	{.says = "bytes are read by the engine, which knows of captures", .run = bytes_are_read_by_the_engine},
+	{.says = "reads that make no sense are refused, with an engine and without", .run = reads_that_make_no_sense},
 	{.says = "the backup pointer is the engine's; before any engine nothing is managed", .run = backup_pointers},
 	{.says = "without a backup the pointer is null and the reason is the last error",
 	 .run = no_backup_pointer,

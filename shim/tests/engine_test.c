@@ -200,8 +200,8 @@ CASES(
 	 .lines = {TWO_MISSING("/nowhere/libebb-engine.so")}},
 	{.says = "an engine of another ABI is refused, both versions named",
 	 .run = an_engine_that_cannot_be_used,
-	 .env = {"EBB_ENGINE=@/engine-abi2.so"},
-	 .lines = {"ebb: engine library @/engine-abi2.so has ABI 2 (version 9.9.9), libebb.so needs ABI 1 "
+	 .env = {"EBB_ENGINE=@/engine-abi99.so"},
+	 .lines = {"ebb: engine library @/engine-abi99.so has ABI 99 (version 9.9.9), libebb.so needs ABI 2 "
 		   "(version 0.1.0): *"}},
 	{.says = "an engine that lacks a function is refused",
 	 .run = an_engine_that_cannot_be_used,

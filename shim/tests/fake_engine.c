@@ -140,6 +140,7 @@ static int move(const char *const *tags, size_t ntags, const ebb_engine_settings
 	copy(fake_engine.disk_dir, sizeof(fake_engine.disk_dir), settings->disk_dir);
 	fake_engine.retain_cpu_backup = settings->retain_cpu_backup;
 	fake_engine.capture_active = settings->capture_active;
+	fake_engine.unmanaged = settings->unmanaged;
 	fake_engine.resume_wait_s = settings->resume_wait_s;
 	pthread_mutex_unlock(&lock);
 	int code = told_to_fail(code_variable);
@@ -158,6 +159,45 @@ int ebb_engine_resume(const char *const *tags, size_t ntags, const ebb_engine_se
 {
 	fake_engine.resumes++;
 	return move(tags, ntags, settings, result, "FAKE_RESUME_CODE");
+}
+
+int ebb_engine_request_pause(const char *const *tags, size_t ntags, double timeout_s,
+			     const ebb_engine_settings *settings, ebb_result *result)
+{
+	fake_engine.requests++;
+	fake_engine.request_timeout_s = timeout_s;
+	return move(tags, ntags, settings, result, "FAKE_REQUEST_CODE");
+}
+
+int ebb_engine_idle(int begin)
+{
+	check_process();
+	switch (begin) {
+	case 1:
+		fake_engine.idle++;
+		return EBB_OK;
+	case 0:
+		if (--fake_engine.idle >= 0)
+			return EBB_OK;
+		fake_engine.idle++;
+		copy(error, sizeof(error), "nobody is idle");
+		return EBB_ERR_STATE;
+	default:
+		fake_engine.safe_points++;
+		return told_to_fail("FAKE_SAFE_POINT_CODE");
+	}
+}
+
+int ebb_engine_read(const void *gpu, size_t n, void *buf, int capture_active)
+{
+	check_process();
+	fake_engine.read_from = gpu;
+	fake_engine.read_capture_active = capture_active;
+	fake_engine.reads++;
+	int code = told_to_fail("FAKE_READ_CODE");
+	if (code == EBB_OK)
+		memset(buf, 0x5a, n);
+	return code;
 }
 
 int ebb_engine_backup_pointer(const void *gpu, uint64_t size, void **host)
@@ -183,6 +223,11 @@ int ebb_engine_status(char *buf, size_t cap, size_t *need)
 size_t ebb_engine_last_error(char *buf, size_t cap)
 {
 	return (size_t)snprintf(buf, cap, "%s", error);
+}
+
+size_t ebb_engine_last_error_json(char *buf, size_t cap)
+{
+	return (size_t)snprintf(buf, cap, "{\"code\":99,\"fake\":\"%s\"}", error);
 }
 
 #ifndef FAKE_INCOMPLETE

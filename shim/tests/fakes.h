@@ -16,12 +16,14 @@
  * The engine. Entered in any process but the one that started it, it aborts: the real one would
  * hang there. Like Go it raises the soft limit of open files when it starts.
  *   FAKE_START_CODE FAKE_MALLOC_CODE FAKE_FREE_CODE FAKE_PAUSE_CODE FAKE_RESUME_CODE
- *   FAKE_POINTER_CODE   code that the call fails with
+ *   FAKE_POINTER_CODE FAKE_REQUEST_CODE FAKE_SAFE_POINT_CODE FAKE_READ_CODE
+ *                       code that the call fails with
  *   FAKE_START_ALLOCATES   start calls cudaMalloc and cudaFree, as a library that is loaded may
  *   FAKE_SAY_SHUTDOWN   shutdown writes a line to stderr
  */
 struct fake_engine {
-	_Atomic int starts, mallocs, frees, pauses, resumes, statuses, shutdowns;
+	_Atomic int starts, mallocs, frees, pauses, resumes, requests, reads, statuses, safe_points, shutdowns;
+	_Atomic int idle; /* idle sections open */
 
 	/* What start was given; strings copied, "" for null. */
 	uint32_t abi, struct_size;
@@ -42,7 +44,12 @@ struct fake_engine {
 	char tags[4][64];
 	char disk_dir[256];
 	int retain_cpu_backup, capture_active;
-	double resume_wait_s;
+	int64_t unmanaged;
+	double resume_wait_s, request_timeout_s;
+
+	/* What the last read was given. */
+	const void *read_from;
+	int read_capture_active;
 
 	int free_capture_active;
 };

@@ -43,6 +43,11 @@ static void child_calls_ebb(void)
 	EXPECT(ebb_pause(tags, 1, NULL) == EBB_ERR_FORKED);
 	EXPECT(ebb_resume(NULL, 0, 0, NULL) == EBB_ERR_FORKED);
 	EXPECT(ebb_status(text, sizeof(text), NULL) == EBB_ERR_FORKED);
+	EXPECT(ebb_read(parents, 1, text) == EBB_ERR_FORKED);
+	EXPECT(ebb_request_pause(NULL, 0, -1, NULL) == EBB_ERR_FORKED);
+	EXPECT(ebb_idle_begin() == EBB_ERR_FORKED && ebb_idle_end() == EBB_ERR_FORKED);
+	EXPECT(ebb_safe_point() == EBB_ERR_FORKED);
+	EXPECT(ebb_last_error_json(text, sizeof(text)) > 0 && strncmp(text, "{\"code\":5,", 10) == 0);
 	EXPECT(tms_get_cpu_backup_pointer(parents, 1) == NULL);
 }
 
@@ -183,6 +188,43 @@ static void fork_before_any_engine(void)
 	loads_its_own();
 }
 
+static void begin_idle(void)
+{
+	EXPECT(ebb_idle_begin() == EBB_OK);
+}
+
+static void only_the_forking_thread_is_idle(void)
+{
+	managed_malloc(64);
+	EXPECT(engine_seen()->idle == 1);
+	EXPECT(ebb_idle_end() == EBB_OK && engine_seen()->idle == 0);
+}
+
+static void end_idle(void)
+{
+	EXPECT(ebb_idle_end() == EBB_OK);
+}
+
+static void nobody_is_idle(void)
+{
+	managed_malloc(64);
+	EXPECT(engine_seen()->idle == 0);
+}
+
+static void idle_while_it_forks(void)
+{
+	begin_idle();
+	in_thread(begin_idle);
+	EXPECT(in_child(only_the_forking_thread_is_idle) == 0);
+	in_thread(end_idle);
+	in_thread(end_idle); /* what this thread began, and so one end more than it has begins */
+	EXPECT(ebb_idle_end() == EBB_ERR_STATE);
+	in_thread(begin_idle);
+	EXPECT(ebb_idle_end() == EBB_OK);
+	EXPECT(in_child(nobody_is_idle) == 0);
+	EXPECT(engine_seen() == NULL);
+}
+
 static _Atomic bool stop;
 
 static void *set_directories(void *unused)
@@ -232,6 +274,8 @@ CASES(
 	{.says = "a child of a bare clone is known by its process id", .run = child_of_a_bare_clone},
 	{.says = "a child with its parent's process id, in another pid namespace, is known too",
 	 .run = a_child_with_its_parents_number},
+	{.says = "of idle sections begun before any engine, a forked child has those of its one thread",
+	 .run = idle_while_it_forks},
 	{.says = "a child forked before any engine was loaded loads its own; so does the parent",
 	 .run = fork_before_any_engine},
 	{.says = "a child forked while another thread changes a setting does not hang",

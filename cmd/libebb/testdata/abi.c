@@ -32,12 +32,16 @@ static ebb_engine_pause_fn engine_pause;
 static ebb_engine_resume_fn engine_resume;
 static ebb_engine_backup_pointer_fn backup_pointer;
 static ebb_engine_status_fn status;
+static ebb_engine_request_pause_fn request_pause;
+static ebb_engine_idle_fn idle;
+static ebb_engine_read_fn engine_read;
 static ebb_engine_last_error_fn last_error;
+static ebb_engine_last_error_json_fn last_error_json;
 static ebb_engine_shutdown_fn engine_shutdown;
 
 static const char *driver;
 static const ebb_engine_region cpu = {"default", EBB_BACKUP_CPU, 0};
-static const ebb_engine_settings settings = {"/tmp", 0, 0, 0.0};
+static const ebb_engine_settings settings = {.disk_dir = "/tmp"};
 
 static const char *last(void)
 {
@@ -69,7 +73,7 @@ static void before_start(void)
 {
 	void *p = NULL;
 	size_t need = 0;
-	CHECK(strcmp(version(), "1 " EBB_VERSION) == 0);
+	CHECK(strcmp(version(), "2 " EBB_VERSION) == 0);
 	CHECK(version() == version());
 	CHECK(last_error(NULL, 0) == 0);
 	CHECK(engine_malloc(&p, 1, 0, &cpu, 0) == EBB_ERR_STATE && says("malloc: ") && says("not started"));
@@ -79,6 +83,9 @@ static void before_start(void)
 	CHECK(engine_resume(NULL, 0, &settings, NULL) == EBB_ERR_STATE && says("resume: "));
 	CHECK(backup_pointer(&p, 1, &p) == EBB_ERR_STATE && says("backup pointer: "));
 	CHECK(status(NULL, 0, &need) == EBB_ERR_STATE && says("status: "));
+	CHECK(request_pause(NULL, 0, -1, &settings, NULL) == EBB_ERR_STATE && says("request pause: "));
+	CHECK(idle(1) == EBB_ERR_STATE && says("idle: "));
+	CHECK(engine_read(&p, 1, &p, 0) == EBB_ERR_STATE && says("read: "));
 	engine_shutdown();
 }
 
@@ -131,6 +138,90 @@ static void round_trip(void)
 	CHECK(engine_free(p, 0) == EBB_OK);
 	engine_shutdown();
 	engine_shutdown();
+}
+
+/* Bytes of managed memory, while it is active and while it is paused; from anywhere within. */
+static void reading(void)
+{
+	enum { SIZE = 300000 };
+	static unsigned char copy[SIZE + 1];
+	begin();
+	unsigned char *p = NULL;
+	CHECK(engine_malloc((void **)&p, SIZE, 0, &cpu, 0) == EBB_OK);
+	for (int i = 0; i < SIZE; i++)
+		p[i] = (unsigned char)(i * 7 + i / 251);
+	for (int paused = 0; paused <= 1; paused++) {
+		for (int from = 0; from < SIZE; from += 65521) {
+			memset(copy, 0, sizeof copy);
+			copy[SIZE - from] = 0xa5;
+			CHECK(engine_read(p + from, (size_t)(SIZE - from), copy, 0) == EBB_OK);
+			for (int i = from; i < SIZE; i++)
+				CHECK(copy[i - from] == (unsigned char)(i * 7 + i / 251));
+			CHECK(copy[SIZE - from] == 0xa5);
+		}
+		CHECK(engine_read(p + 1, SIZE, copy, 0) == EBB_ERR_NOT_MANAGED); /* beyond its end */
+		CHECK(engine_read(copy, 1, copy, 0) == EBB_ERR_NOT_MANAGED && says("read: "));
+		CHECK(engine_read(p, 1, NULL, 0) == EBB_ERR_INVALID && says("buf"));
+		CHECK(engine_read(p, SIZE_MAX, copy, 0) == EBB_ERR_INVALID && says("more than any memory"));
+		CHECK(engine_read(p, 0, NULL, 0) == EBB_OK);
+		if (!paused) {
+			CHECK(engine_read(p, 1, copy, 1) == EBB_ERR_CAPTURE);
+			CHECK(engine_pause(NULL, 0, &settings, NULL) == EBB_OK);
+		} else {
+			CHECK(engine_read(p, 1, copy, 1) == EBB_OK); /* no device is asked */
+		}
+	}
+}
+
+static _Atomic int came_back;
+
+static void *asks(void *result)
+{
+	CHECK(request_pause(NULL, 0, -1, &settings, result) == EBB_OK);
+	CHECK(engine_resume(NULL, 0, &settings, NULL) == EBB_OK);
+	came_back = 1;
+	return NULL;
+}
+
+static void safe_points(void)
+{
+	begin();
+	void *p;
+	CHECK(engine_malloc(&p, 1 << 20, 0, &cpu, 0) == EBB_OK);
+	CHECK(request_pause(NULL, 0, 0, &settings, NULL) == EBB_ERR_TIMEOUT && says("request pause: "));
+	CHECK(request_pause(NULL, 0, 0.0 / 0.0, &settings, NULL) == EBB_ERR_INVALID);
+	CHECK(request_pause(NULL, 1, 0, &settings, NULL) == EBB_ERR_INVALID && says("tags"));
+	CHECK(request_pause(NULL, 0, 0, NULL, NULL) == EBB_ERR_INVALID && says("settings"));
+	CHECK(idle(2) == EBB_ERR_INVALID && says("not 2"));
+	CHECK(idle(0) == EBB_ERR_STATE && says("idle: "));
+	CHECK(idle(-1) == EBB_OK);
+
+	/* The actor uses its memory, which faults while it is paused, but for its safe points. */
+	ebb_result r = {.struct_size = sizeof r};
+	pthread_t thread;
+	CHECK(pthread_create(&thread, NULL, asks, &r) == 0);
+	while (!came_back) {
+		*(volatile char *)p = 1;
+		CHECK(idle(-1) == EBB_OK);
+		*(volatile char *)p = 1;
+		CHECK(idle(1) == EBB_OK && idle(1) == EBB_OK && idle(0) == EBB_OK && idle(0) == EBB_OK);
+	}
+	CHECK(pthread_join(thread, NULL) == 0);
+	CHECK(r.struct_size == sizeof r && r.allocations == 1 && r.bytes == 1 << 20);
+}
+
+/* A pause of everything that finds nothing, where something must be, is an error. */
+static void unmanaged(void)
+{
+	begin();
+	ebb_engine_settings other = settings;
+	other.unmanaged = 3;
+	CHECK(engine_pause(NULL, 0, &settings, NULL) == EBB_OK);
+	CHECK(engine_pause(NULL, 0, &other, NULL) == EBB_ERR_UNMANAGED && says("3 "));
+	void *p;
+	CHECK(engine_malloc(&p, 1, 0, &cpu, 0) == EBB_OK);
+	CHECK(engine_pause(NULL, 0, &other, NULL) == EBB_OK);
+	CHECK(engine_pause(NULL, 0, &other, NULL) == EBB_OK); /* a repeat does nothing */
 }
 
 /* Pointers that no engine made, also such as no program has, are not managed; that is all. */
@@ -211,6 +302,42 @@ static void *waits(void *gate)
 	return NULL;
 }
 
+static size_t last_json(char *text, size_t cap)
+{
+	size_t len = last_error_json(text, cap);
+	CHECK(strlen(text) == (len < cap ? len : cap - 1));
+	return len;
+}
+
+static void error_json(void)
+{
+	static char text[20000], cut[8], name[8000], wanted[100];
+	last_json(text, sizeof text);
+	CHECK(strcmp(text, "{\"code\":0,\"message\":\"\"}") == 0);
+	CHECK(last_error_json(NULL, 0) == strlen(text));
+
+	CHECK(engine_malloc(NULL, 1, 0, &cpu, 0) == EBB_ERR_INVALID);
+	last_json(text, sizeof text);
+	CHECK(strcmp(text, "{\"code\":1,\"message\":\"malloc: ptr is null\"}") == 0);
+	CHECK(last_json(cut, sizeof cut) == strlen(text) && strncmp(cut, text, 7) == 0);
+
+	/* A long one is whole, though its text is cut. */
+	memset(name, 'n', sizeof name - 1);
+	name[0] = '/';
+	ebb_engine_config c = config();
+	c.driver = name;
+	CHECK(start(&c) == EBB_ERR_DEVICE);
+	CHECK(last_json(text, sizeof text) > sizeof name && text[strlen(text) - 1] == '}');
+
+	begin();
+	void *p;
+	CHECK(engine_malloc(&p, (size_t)1 << 40, 0, &cpu, 0) == EBB_ERR_DEVICE_MEMORY);
+	last_json(text, sizeof text);
+	snprintf(wanted, sizeof wanted, "\"need_bytes\":%zu,", (size_t)1 << 40);
+	CHECK(strstr(text, "{\"code\":9,\"message\":\"malloc: ") == text && strstr(text, wanted));
+	CHECK(strstr(text, "\"device\":0,") && strstr(text, "\"free_bytes\":"));
+}
+
 static void error_text(void)
 {
 	char text[8];
@@ -285,6 +412,9 @@ static void panics(void)
 	CHECK(engine_pause(tags, SIZE_MAX, &settings, NULL) == EBB_ERR_INTERNAL); /* no such number can be held */
 	CHECK(says("pause: ") && says("defect in ebb") && !strchr(last(), '\n'));
 	static char text[1 << 16];
+	last_json(text, sizeof text);
+	CHECK(strncmp(text, "{\"code\":16,\"message\":\"pause: defect in ebb", 40) == 0);
+	memset(text, 0, sizeof text);
 	CHECK(read(log[0], text, sizeof text - 1) > 0);
 	CHECK(strstr(text, "panic in pause") && strstr(text, "goroutine") && strstr(text, "ebbGoPause"));
 	CHECK(engine_pause(NULL, 0, &settings, NULL) == EBB_OK);
@@ -328,7 +458,8 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(void);
 	} scenarios[] = {
-		{"before start", before_start}, {"starting", starting}, {"round trip", round_trip},
+		{"before start", before_start}, {"starting", starting}, {"round trip", round_trip}, {"reading", reading},
+		{"safe points", safe_points}, {"unmanaged", unmanaged}, {"error json", error_json},
 		{"foreign pointers", foreign_pointers}, {"null arguments", null_arguments}, {"result size", result_size},
 		{"error text", error_text}, {"long error", long_error}, {"status", status_text}, {"panics", panics},
 		{"threads", threads},
@@ -350,7 +481,11 @@ int main(int argc, char **argv)
 	TAKE(engine_resume, "resume");
 	TAKE(backup_pointer, "backup_pointer");
 	TAKE(status, "status");
+	TAKE(request_pause, "request_pause");
+	TAKE(idle, "idle");
+	TAKE(engine_read, "read");
 	TAKE(last_error, "last_error");
+	TAKE(last_error_json, "last_error_json");
 	TAKE(engine_shutdown, "shutdown");
 	for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++)
 		if (strcmp(scenarios[i].name, argv[3]) == 0) {
