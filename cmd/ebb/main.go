@@ -62,7 +62,7 @@ EBB_SOME_FLAG; the command line wins. In flag names, _ and - are the same.`,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetGlobalNormalizationFunc(dashes)
-	root.AddCommand(newRun(), newExec(), newEnv(), newGC(), newVersion(), newProbe(), newGuard())
+	root.AddCommand(newRun(), newExec(), newEnv(), newGC(), newAdopt(), newVersion(), newProbe(), newGuard())
 	return root
 }
 

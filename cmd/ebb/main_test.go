@@ -95,13 +95,26 @@ func workRoot(t testing.TB) string {
 }
 
 // eventually waits for a condition. what says what is missing.
-func eventually(what string, condition func() bool) error {
-	for deadline := time.Now().Add(hang); !condition(); time.Sleep(2 * time.Millisecond) {
+func eventually(what string, condition func() bool) error { return within(hang, what, condition) }
+
+func within(limit time.Duration, what string, condition func() bool) error {
+	for deadline := time.Now().Add(limit); !condition(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s: not seen in %v", what, hang)
+			return fmt.Errorf("%s: not seen in %v", what, limit)
 		}
 	}
 	return nil
+}
+
+// ends waits for a started command and returns its exit status, 128 + a signal, or -1 if it
+// hangs.
+func ends(cmd *exec.Cmd) int {
+	giveUp := time.AfterFunc(hang, func() { _ = cmd.Process.Kill() })
+	err := cmd.Wait()
+	if !giveUp.Stop() {
+		return -1
+	}
+	return statusOf(err)
 }
 
 // exits STATUS CMD ARG... runs a command that must end with that exit status.
@@ -201,7 +214,7 @@ func cmdFinish(ts *testscript.TestScript, neg bool, args []string) {
 	delete(started(ts), args[0])
 	want, err := strconv.Atoi(args[1])
 	ts.Check(err)
-	if got := statusOf(cmd.Wait()); got != want {
+	if got := ends(cmd); got != want {
 		ts.Fatalf("%s: exit status %d, want %d\n%s%s", args[0], got, want, ts.ReadFile(args[0]+".out"), ts.ReadFile(args[0]+".err"))
 	}
 }

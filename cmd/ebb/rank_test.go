@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -29,7 +30,8 @@ import (
 //	await FILE    wait until a file is there
 //	say TEXT      write to standard output, without a line end
 //	wait          wait to be ended
-//	on SIGNAL     from here on, say the signal's name when it comes, instead of ending
+//	on SIGNAL=FILE      from here on, make the file when the signal comes, instead of ending
+//	quit SIGNAL=STATUS  from here on, end with that status when the signal comes
 //	exit STATUS   end
 //	die SIGNAL    end by a signal
 //	run CMD...    run a command, which must succeed, and go on with nothing
@@ -49,18 +51,22 @@ func actAsRank(args []string) int {
 	return 0
 }
 
+// outlasts is longer than any test waits for the end of a rank, so that one which nobody ends is
+// not taken for one which was.
+const outlasts = 2 * hang
+
 type fakeRank struct {
 	lease *rankdir.Lease
 	files []string
 }
 
+// act does the first thing of a list. The status is -1, or what the rank ends with now.
 func (r *fakeRank) act(args []string) (rest []string, status int, err error) {
 	verb, arg := args[0], ""
 	if len(args) > 1 {
 		arg = os.ExpandEnv(args[1])
 		rest = args[2:]
 	}
-	status = -1
 	switch verb {
 	case "hold":
 		return rest, -1, r.hold(arg)
@@ -73,15 +79,23 @@ func (r *fakeRank) act(args []string) (rest []string, status int, err error) {
 	case "touch":
 		return rest, -1, replaceFile(arg, "")
 	case "await":
-		return rest, -1, eventually(arg, func() bool { _, err := os.Stat(arg); return err == nil })
+		return rest, -1, within(outlasts, arg, func() bool { _, err := os.Stat(arg); return err == nil })
 	case "say":
 		_, err = os.Stdout.WriteString(arg)
 		return rest, -1, err
 	case "wait":
-		time.Sleep(hang) // ended by a signal
-		return args[1:], -1, fmt.Errorf("nobody ended it in %v", hang)
+		time.Sleep(outlasts) // a signal ends it
+		return args[1:], -1, fmt.Errorf("nobody ended it in %v", outlasts)
 	case "on":
-		return rest, -1, reportSignal(arg)
+		return rest, -1, onSignal(arg, func(file string) error { return replaceFile(file, "") })
+	case "quit":
+		return rest, -1, onSignal(arg, func(status string) error {
+			n, err := strconv.Atoi(status)
+			if err == nil {
+				os.Exit(n)
+			}
+			return err
+		})
 	case "exit":
 		status, err = strconv.Atoi(arg)
 		return rest, status, err
@@ -90,7 +104,7 @@ func (r *fakeRank) act(args []string) (rest []string, status int, err error) {
 		if err == nil {
 			err = syscall.Kill(os.Getpid(), sig)
 		}
-		time.Sleep(hang)
+		time.Sleep(outlasts)
 		return rest, -1, err
 	case "run":
 		cmd := exec.Command(args[1], args[2:]...)
@@ -165,7 +179,9 @@ func signalNamed(name string) (syscall.Signal, error) {
 	return 0, fmt.Errorf("no signal %s", name)
 }
 
-func reportSignal(name string) error {
+// onSignal calls do, with what stands after the = of SIGNAL=WORD, whenever the signal comes.
+func onSignal(arg string, do func(word string) error) error {
+	name, word, _ := strings.Cut(arg, "=")
 	sig, err := signalNamed(name)
 	if err != nil {
 		return err
@@ -174,7 +190,9 @@ func reportSignal(name string) error {
 	signal.Notify(c, sig)
 	go func() {
 		for range c {
-			fmt.Println("got", name)
+			if err := do(word); err != nil {
+				fmt.Fprintf(os.Stderr, "rank: on %s: %v\n", arg, err)
+			}
 		}
 	}()
 	return nil

@@ -346,7 +346,7 @@ func TestASingleRankHasTheTerminal(t *testing.T) {
 	screen.await(t, "ready")
 	press(t, keyboard, "words\n")
 	screen.await(t, "got words")
-	if got := statusOf(cmd.Wait()); got != 5 {
+	if got := ends(cmd); got != 5 {
 		t.Errorf("status %d, want 5", got)
 	}
 }
@@ -358,7 +358,7 @@ func TestCtrlCReachesTheRankOnce(t *testing.T) {
 	press(t, keyboard, "\x03")
 	screen.await(t, "interrupted")
 	press(t, keyboard, "on\n")
-	if got := statusOf(cmd.Wait()); got != 0 && got != 130 {
+	if got := ends(cmd); got != 0 && got != 130 {
 		t.Errorf("status %d", got)
 	}
 	if strings.Count(screen.text.String(), "interrupted") != 1 {
@@ -382,7 +382,7 @@ func TestCtrlZStopsEbbToo(t *testing.T) {
 	}
 	press(t, keyboard, "words\n")
 	screen.await(t, "got words")
-	if got := statusOf(cmd.Wait()); got != 0 {
+	if got := ends(cmd); got != 0 {
 		t.Errorf("status %d, want 0", got)
 	}
 }

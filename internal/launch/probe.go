@@ -96,11 +96,14 @@ func runProbe(libs Libraries, env []string, signals *Signals) (r ProbeResult, st
 	cmd.Args[0] = "ebb"
 	cmd.Env = env
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Start(); err != nil {
+	if err = cmd.Start(); err != nil {
 		return r, "", failf(StatusInternal, "starting the check of preload and device: %w", err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	ended := make(chan struct{})
+	go func() {
+		err = cmd.Wait()
+		close(ended)
+	}()
 	for {
 		select {
 		case sig := <-signals.c:
@@ -109,7 +112,7 @@ func runProbe(libs Libraries, env []string, signals *Signals) (r ProbeResult, st
 				<-ended
 				return r, "", Interrupted(sig)
 			}
-		case err := <-ended:
+		case <-ended:
 			if err == nil {
 				err = json.Unmarshal(out.Bytes(), &r)
 			}

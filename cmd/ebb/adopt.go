@@ -1,0 +1,159 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ebb-offload/ebb/internal/adopt"
+	"github.com/ebb-offload/ebb/internal/launch"
+)
+
+// Statuses of ebb adopt beside the common ones.
+const (
+	statusNotAdopted = 1  // --check: the package is not adopted
+	statusRefused    = 75 // the package cannot be adopted, or not restored
+)
+
+func newAdopt() *cobra.Command {
+	var (
+		python              string
+		check, undo, copied bool
+		asJSON              bool
+	)
+	cmd := &cobra.Command{
+		Use:   "adopt",
+		Short: "Make an installed torch_memory_saver use ebb's library",
+		Long: `Puts links to ebb's library in the place of the libraries of the torch_memory_saver package that
+an interpreter finds. The package's own files are kept beside them; --undo puts them back.
+Nothing else is touched. After an upgrade of the package, run it again.`,
+		Args:    noArgs,
+		PreRunE: func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if check && undo || copied && (check || undo) {
+				return launch.Usagef("--check, --undo and --copy exclude one another")
+			}
+			report, err := adoptVerb(cmd, python, check, undo, copied)
+			if err != nil {
+				return adoptFailed(err)
+			}
+			action := map[bool]string{check: "check", undo: "undo"}[true]
+			if action == "" {
+				action = "adopt"
+			}
+			if asJSON {
+				err = printJSON(struct {
+					MessageType string `json:"message_type"`
+					Action      string `json:"action"`
+					adopt.Report
+				}{"adopt", action, report})
+				if err != nil {
+					return err
+				}
+			} else {
+				printAdoption(report, undo)
+			}
+			if check && report.State != adopt.Adopted {
+				return statusError(statusNotAdopted)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().Var(&value{text: "python3", kind: "PYTHON", parse: into(&python, anything)}, "python",
+		"the interpreter that finds the package")
+	cmd.Flags().BoolVar(&check, "check", false, "only say what is in place: status 0 adopted, 1 not")
+	cmd.Flags().BoolVar(&undo, "undo", false, "put the package's own files back")
+	cmd.Flags().BoolVar(&copied, "copy", false, "copy ebb's libraries beside the package and link to the copies:\nfor a tree that goes where ebb is not")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	python = "python3"
+	return cmd
+}
+
+func adoptVerb(cmd *cobra.Command, python string, check, undo, copied bool) (adopt.Report, error) {
+	find := func(library string) (*adopt.Package, error) {
+		return adopt.Find(cmd.Context(), python, os.Environ(), library)
+	}
+	if check || undo {
+		p, err := find("")
+		switch {
+		case err != nil:
+			return adopt.Report{}, err
+		case check:
+			return p.Check()
+		}
+		return p.Undo()
+	}
+	executable, err := os.Executable()
+	if err != nil {
+		return adopt.Report{}, fmt.Errorf("finding the path of ebb: %w", err)
+	}
+	libraries, err := launch.FindLibraries(executable, os.Getenv)
+	if err != nil {
+		return adopt.Report{}, err
+	}
+	lib := adopt.InFolder(libraries.Dir)
+	for _, file := range []string{lib.Path, lib.Engine} {
+		if _, err := os.Stat(file); err != nil {
+			return adopt.Report{}, &launch.Error{
+				Status: launch.StatusInstall, Err: err,
+				Text: fmt.Sprintf("ebb's installation is incomplete: %v; build or install it again, or set %s", err, launch.EnvLibDir),
+			}
+		}
+	}
+	p, err := find(lib.Path)
+	if err != nil {
+		return adopt.Report{}, err
+	}
+	return p.Adopt(lib, adopt.Options{Copy: copied, Now: time.Now()})
+}
+
+// adoptFailed gives an error of the package adopt its status.
+func adoptFailed(err error) error {
+	var own *launch.Error
+	var refusal *adopt.Refusal
+	switch {
+	case errors.As(err, &own):
+		return err
+	case errors.Is(err, adopt.ErrNoPython):
+		return launch.Usagef("--python: %w", err)
+	case errors.As(err, &refusal):
+		return &launch.Error{Status: statusRefused, Text: err.Error(), Err: err}
+	}
+	return &launch.Error{Status: launch.StatusInternal, Text: err.Error(), Err: err}
+}
+
+// printAdoption tells a person: one line, one for each file, and what else there is to know.
+func printAdoption(r adopt.Report, undo bool) {
+	what := "torch_memory_saver " + r.PackageVersion + " of " + r.Python
+	switch {
+	case undo && !r.Changed:
+		fmt.Printf("nothing to undo: %s in %s\n", what, r.Dir)
+	case undo:
+		fmt.Printf("restored: %s in %s\n", what, r.Dir)
+	case r.State == adopt.Adopted && r.Copied:
+		fmt.Printf("adopted: %s uses %s (a copy)\n", what, r.Library)
+	case r.State == adopt.Adopted:
+		fmt.Printf("adopted: %s uses %s\n", what, r.Library)
+	case r.State == adopt.Replaced:
+		fmt.Printf("not adopted any more: %s in %s was upgraded or reinstalled; run ebb adopt again\n", what, r.Dir)
+	case r.State == adopt.Partly:
+		fmt.Printf("partly adopted: %s in %s; run ebb adopt again, or --undo\n", what, r.Dir)
+	case r.State == adopt.Broken:
+		fmt.Printf("broken: %s in %s\n", what, r.Dir)
+	default:
+		fmt.Printf("not adopted: %s in %s\n", what, r.Dir)
+	}
+	for _, f := range r.Files {
+		if f.Link != "" {
+			fmt.Printf("  %-12s %s -> %s\n", f.State, f.Name, f.Link)
+		} else {
+			fmt.Printf("  %-12s %s\n", f.State, f.Name)
+		}
+	}
+	for _, note := range r.Notes {
+		fmt.Println("  note: " + note)
+	}
+}
