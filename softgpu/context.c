@@ -94,7 +94,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice dev)
 	if (!r) {
 		if (!atomic_load(&primaries[dev].alive))
 			atomic_store(&primaries[dev].sticky, 0);
-		atomic_store(&primaries[dev].alive, true);
+		if (!atomic_exchange(&primaries[dev].alive, true))
+			sg_node_context(dev, 1);
 		primary_refs[dev]++;
 		*ctx = &primaries[dev];
 	}
@@ -109,8 +110,10 @@ static void kill_primary(CUdevice dev) /* gives up sg_ctx_lock */
 		lost[dev] = atomic_load(&primaries[dev].sticky);
 	primaries[dev].peers = 0;
 	pthread_mutex_unlock(&sg_ctx_lock);
-	if (was)
+	if (was) {
 		teardown(&primaries[dev]);
+		sg_node_context(dev, -1);
+	}
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev)
@@ -201,6 +204,7 @@ static CUresult create(CUcontext *out, unsigned int flags, CUdevice dev)
 	ctx->next = others;
 	others = ctx;
 	pthread_mutex_unlock(&sg_ctx_lock);
+	sg_node_context(dev, 1);
 	*out = ctx;
 	return CUDA_SUCCESS;
 }
@@ -227,6 +231,7 @@ CUresult cuCtxDestroy_v2(CUcontext ctx)
 	if (!sg_ctx_known(ctx) || ctx->primary || !atomic_exchange(&ctx->alive, false))
 		return CUDA_ERROR_INVALID_CONTEXT;
 	teardown(ctx);
+	sg_node_context(ctx->device, -1);
 	if (sg_current() == ctx)
 		current.depth--;
 	return CUDA_SUCCESS;

@@ -288,9 +288,27 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **fn, int version, uint64_
 
 /* ---- devices */
 
+enum { FIRST_BUS = 0xf0 }; /* PCI bus of device 0; each has one of its own */
+
 static bool bad_device(CUdevice dev)
 {
 	return dev < 0 || dev >= sg_config.devices;
+}
+
+static void name_device(char *name, size_t len, CUdevice dev)
+{
+	snprintf(name, len, "softgpu %d (software device)", dev);
+}
+
+/* The same in every process of the node, different between nodes and devices. */
+static void make_uuid(CUuuid *uuid, CUdevice dev)
+{
+	uint64_t hash = 0xcbf29ce484222325ull; /* FNV-1a of the node's name */
+	for (const char *p = sg_config.node; *p; p++)
+		hash = (hash ^ (unsigned char)*p) * 0x100000001b3ull;
+	memcpy(uuid->bytes, "softgpu", 7);
+	uuid->bytes[7] = (char)dev;
+	memcpy(uuid->bytes + 8, &hash, 8);
 }
 
 CUresult cuDeviceGet(CUdevice *device, int ordinal)
@@ -320,23 +338,17 @@ CUresult cuDeviceGetName(char *name, int len, CUdevice dev)
 		return CUDA_ERROR_INVALID_DEVICE;
 	if (!name || len <= 0)
 		return CUDA_ERROR_INVALID_VALUE;
-	snprintf(name, len, "softgpu %d (software device)", dev);
+	name_device(name, len, dev);
 	return CUDA_SUCCESS;
 }
 
-/* The same in every process of the node, different between nodes and devices. */
 static CUresult device_uuid(CUuuid *uuid, CUdevice dev)
 {
-	uint64_t hash = 0xcbf29ce484222325ull; /* FNV-1a of the node's name */
 	if (bad_device(dev))
 		return CUDA_ERROR_INVALID_DEVICE;
 	if (!uuid)
 		return CUDA_ERROR_INVALID_VALUE;
-	for (const char *p = sg_config.node; *p; p++)
-		hash = (hash ^ (unsigned char)*p) * 0x100000001b3ull;
-	memcpy(uuid->bytes, "softgpu", 7);
-	uuid->bytes[7] = (char)dev;
-	memcpy(uuid->bytes + 8, &hash, 8);
+	make_uuid(uuid, dev);
 	return CUDA_SUCCESS;
 }
 
@@ -392,7 +404,7 @@ static int attribute(CUdevice_attribute a, CUdevice dev)
 	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
 		return 0;
 	case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
-		return 0xf0 + dev;
+		return FIRST_BUS + dev;
 	case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
 		return -1;
 	case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
@@ -432,7 +444,7 @@ CUresult cuDeviceGetPCIBusId(char *id, int len, CUdevice dev)
 		return CUDA_ERROR_INVALID_DEVICE;
 	if (!id || len < 13)
 		return CUDA_ERROR_INVALID_VALUE;
-	snprintf(id, len, "0000:%02X:00.0", 0xf0 + dev);
+	snprintf(id, len, "0000:%02X:00.0", FIRST_BUS + dev);
 	return CUDA_SUCCESS;
 }
 
@@ -443,7 +455,7 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *id)
 	if (!dev || !id)
 		return CUDA_ERROR_INVALID_VALUE;
 	for (int d = 0; d < sg_config.devices; d++) {
-		snprintf(mine, sizeof mine, "0000:%02x:00.0", 0xf0 + d);
+		snprintf(mine, sizeof mine, "0000:%02x:00.0", FIRST_BUS + d);
 		if (!strcasecmp(mine, id) || !strcasecmp(mine + 5, id)) {
 			*dev = d;
 			return CUDA_SUCCESS;
@@ -461,4 +473,29 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice dev, CUdevice peer)
 		return CUDA_ERROR_INVALID_VALUE;
 	*can = dev != peer;
 	return CUDA_SUCCESS;
+}
+
+/* ---- what NVML tells */
+
+/* A forked child cannot join any more, so it needs no lock against that, and init_lock may be held in it for good. */
+CUresult softgpu_view(int device, struct softgpu_view *view)
+{
+	atomic_int *a = atomic_load(&alive);
+	bool may_join = !a;
+	CUresult r = CUDA_SUCCESS;
+	if (may_join) {
+		pthread_mutex_lock(&init_lock);
+		a = atomic_load(&alive);
+		r = a ? CUDA_SUCCESS : read_config();
+	}
+	if (!r)
+		r = sg_node_view(a && atomic_load(a), device, view);
+	if (!r) {
+		name_device(view->name, sizeof view->name, device);
+		make_uuid(&view->uuid, device);
+		view->bus = FIRST_BUS + device;
+	}
+	if (may_join)
+		pthread_mutex_unlock(&init_lock);
+	return r;
 }

@@ -5,11 +5,13 @@
  * the file by a process drops its locks, so it is opened once, here, and never again.
  *
  * The file's byte 0 is the lock for changing it. Slot bytes are only ever tried, never waited for, so nobody can wait in a
- * circle. A killed process may leave its slot half changed: every change is one 64-bit store, so there is no half.
+ * circle. A killed process may leave its slot half changed: every change is one store, so there is no half.
  *
  * Nobody can remove the file at its own death by SIGKILL, so every process that starts removes those of nodes without a
  * living process. Whoever opened such a file meanwhile sees, once it has the lock, that the file has no name any more, and
- * opens anew. */
+ * opens anew.
+ *
+ * A process that only looks (sg_node_view) opens the file for reading, and only where it has no locks to lose by closing it. */
 #include "internal.h"
 
 #include <dirent.h>
@@ -22,11 +24,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SLOTS = 512, MAGIC = 0x53475031, SLOT_BYTE = 4096 }; /* slot i is proven by byte SLOT_BYTE + i */
+enum { SLOTS = SG_MAX_PROCESSES, MAGIC = 0x53475032, SLOT_BYTE = 4096 }; /* slot i is proven by byte SLOT_BYTE + i */
 
 struct slot {
-	_Atomic int64_t pid; /* 0: free. For people who look into the file; liveness is the lock */
+	_Atomic int64_t pid; /* 0: free. For those who look; liveness is the lock */
 	_Atomic uint64_t used[SG_MAX_DEVICES];
+	_Atomic uint32_t contexts[SG_MAX_DEVICES];
 };
 
 struct table {
@@ -62,19 +65,21 @@ static void unlock_node(void)
 	pthread_mutex_unlock(&threads);
 }
 
-/* Locks of one's own never show in F_GETLK, hence the first test. */
-static bool slot_lives(int i)
+/* Locks of one's own never show in F_GETLK, hence `own`. */
+static bool slot_lives(int fd, int own, int i)
 {
 	struct flock l = byte_lock(F_WRLCK, SLOT_BYTE + i);
-	if (i == my_slot)
+	if (i == own)
 		return true;
-	return fcntl(file, F_GETLK, &l) || l.l_type != F_UNLCK;
+	return fcntl(fd, F_GETLK, &l) || l.l_type != F_UNLCK;
 }
 
 static void clear_slot(struct slot *s)
 {
-	for (int d = 0; d < SG_MAX_DEVICES; d++)
+	for (int d = 0; d < SG_MAX_DEVICES; d++) {
 		atomic_store(&s->used[d], 0);
+		atomic_store(&s->contexts[d], 0);
+	}
 	atomic_store(&s->pid, 0);
 }
 
@@ -85,7 +90,7 @@ static int sweep(void)
 	for (int i = 0; i < SLOTS; i++) {
 		if (!atomic_load(&table->slots[i].pid))
 			continue;
-		if (slot_lives(i))
+		if (slot_lives(file, my_slot, i))
 			live++;
 		else
 			clear_slot(&table->slots[i]);
@@ -285,4 +290,76 @@ CUresult sg_node_info(int device, uint64_t *free_bytes, uint64_t *total)
 	*free_bytes = sum > *total ? 0 : *total - sum;
 	unlock_node();
 	return CUDA_SUCCESS;
+}
+
+void sg_node_context(int device, int change)
+{
+	atomic_fetch_add(&table->slots[my_slot].contexts[device], change);
+}
+
+/* ---- looking */
+
+/* Of the living slots. False if there are none: then the node is what the next process makes of it. */
+static bool view_table(const struct table *t, int fd, int own, int device, struct softgpu_view *v)
+{
+	bool lives = false;
+	for (int i = 0; i < SLOTS; i++) {
+		const struct slot *s = &t->slots[i];
+		unsigned pid = atomic_load(&s->pid);
+		if (!pid || !slot_lives(fd, own, i))
+			continue;
+		lives = true;
+		uint64_t bytes = atomic_load(&s->used[device]);
+		if (!bytes && !atomic_load(&s->contexts[device]))
+			continue;
+		v->process[v->processes].pid = pid;
+		v->process[v->processes++].used = bytes;
+		v->used += bytes;
+	}
+	if (!lives)
+		return false;
+	v->devices = t->devices;
+	v->total = t->mem_bytes;
+	return true;
+}
+
+/* The same of a file that this process has no locks on. With its change lock for reading, so that nobody makes a slot meanwhile. */
+static void view_file(int fd, int device, struct softgpu_view *v)
+{
+	struct stat st;
+	struct flock l = byte_lock(F_RDLCK, 0);
+	if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_uid != geteuid() || st.st_size < (off_t)sizeof(struct table))
+		return;
+	while (fcntl(fd, F_SETLKW, &l))
+		if (errno != EINTR)
+			return;
+	struct table *t = mmap(NULL, sizeof *t, PROT_READ, MAP_SHARED, fd, 0);
+	if (t == MAP_FAILED)
+		return;
+	if (t->magic == MAGIC)
+		view_table(t, fd, -1, device, v);
+	munmap(t, sizeof *t);
+}
+
+CUresult sg_node_view(bool joined, int device, struct softgpu_view *v)
+{
+	v->devices = sg_config.devices;
+	v->total = sg_config.mem_bytes;
+	v->used = 0;
+	v->processes = 0;
+	if (device < 0 || device >= SG_MAX_DEVICES)
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (joined) {
+		lock_node();
+		view_table(table, file, my_slot, device, v);
+		unlock_node();
+	} else {
+		name_file();
+		int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+		if (fd >= 0) {
+			view_file(fd, device, v);
+			close(fd);
+		}
+	}
+	return device < v->devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }

@@ -59,4 +59,20 @@ for set in "nvidia-cuda-runtime-cu12: cuda12" "nvidia-cuda-runtime:>=13 cuda13";
 	echo "  ok    declarations agree with the headers of $dir: $(wc -l <values.inc) values, $(wc -l <prototypes.inc) functions"
 	checked=$((checked + 1))
 done
+# NVML's header is in a package of its own.
+sed -E 's/\b(nvml[A-Z][A-Za-z0-9_]*|NVML_[A-Z0-9_]+)\b/O_\1/g' "$here/../softgpu_nvml.h" >ours_nvml.h
+grep -oE 'X\(NVML_[A-Z_]+' "$here/../softgpu_nvml.h" | sed 's/X(\(.*\)/SAME_VALUE(\1)/' >values_nvml.inc
+tr '\n' ' ' <"$here/../softgpu_nvml.h" | grep -oE '(nvmlReturn_t|const char \*)[ ]?nvml[A-Za-z0-9_]+\([^()]*\);' >prototypes_nvml.inc
+for set in "nvidia-nvml-dev-cu12: nvml12" "nvidia-nvml-dev:>=13 nvml13"; do
+	package=${set%%:*} rest=${set#*:}
+	version=${rest% *} dir=${rest#* }
+	if ! fetch "$package" "$version" "$dir"; then
+		echo "  SKIP  header of $dir: cannot fetch $package (see $work/$dir.log)"
+		continue
+	fi
+	include=$(dirname "$(find "$dir" -name nvml.h | head -n 1)")
+	${CC:-cc} -std=gnu11 -Wall -I"$include" -I. -c -o "$dir.o" "$here/abi_nvml.c"
+	echo "  ok    declarations agree with the header of $dir: $(wc -l <values_nvml.inc) values, $(wc -l <prototypes_nvml.inc) functions"
+	checked=$((checked + 1))
+done
 [ $checked -gt 0 ] || echo "  SKIP  no NVIDIA headers: the declarations were not checked"
