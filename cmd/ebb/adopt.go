@@ -18,6 +18,12 @@ const (
 	statusRefused    = 75 // the package cannot be adopted, or not restored
 )
 
+// adoption is what ebb adopt --json prints.
+type adoption struct {
+	MessageType string `json:"message_type"`
+	adopt.Report
+}
+
 func newAdopt() *cobra.Command {
 	var (
 		python              string
@@ -40,17 +46,8 @@ Nothing else is touched. After an upgrade of the package, run it again.`,
 			if err != nil {
 				return adoptFailed(err)
 			}
-			action := map[bool]string{check: "check", undo: "undo"}[true]
-			if action == "" {
-				action = "adopt"
-			}
 			if asJSON {
-				err = printJSON(struct {
-					MessageType string `json:"message_type"`
-					Action      string `json:"action"`
-					adopt.Report
-				}{"adopt", action, report})
-				if err != nil {
+				if err := printJSON(adoption{"adopt", report}); err != nil {
 					return err
 				}
 			} else {
