@@ -22,6 +22,9 @@ import (
 // The tests drive the engine over softgpu, in this process, with a granularity of 64 KiB, so
 // that many allocations stay cheap, and two devices of 256 MiB.
 func TestMain(m *testing.M) {
+	if args := os.Getenv(holderEnv); args != "" {
+		os.Exit(beHolder(args))
+	}
 	for k, v := range map[string]string{
 		"SOFTGPU_NODE":           fmt.Sprintf("engine-test-%d", os.Getpid()),
 		"SOFTGPU_MEM_MB":         "256",

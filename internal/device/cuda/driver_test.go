@@ -20,6 +20,9 @@ const granularity = 64 << 10
 
 // The tests run on softgpu: two devices of 64 MiB.
 func TestMain(m *testing.M) {
+	if args := os.Getenv(holderEnv); args != "" {
+		os.Exit(beHolder(args))
+	}
 	os.Exit(testutil.OnSoftGPU(m, map[string]string{
 		"MEM_MB": "64", "DEVICES": "2", "GRANULARITY_KB": strconv.Itoa(granularity >> 10),
 	}))

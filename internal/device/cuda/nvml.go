@@ -9,7 +9,6 @@ import "C"
 
 import (
 	"fmt"
-	"path/filepath"
 	"strings"
 	"sync"
 	"unsafe"
@@ -30,8 +29,8 @@ type nvml struct {
 // that is known, since both are of one installation.
 func nvmlBeside(driver string) *nvml {
 	const name = "libnvidia-ml.so.1"
-	if strings.Contains(driver, "/") {
-		return &nvml{library: filepath.Join(filepath.Dir(driver), name)}
+	if i := strings.LastIndex(driver, "/"); i >= 0 {
+		return &nvml{library: driver[:i+1] + name} // not filepath.Join: "./" says not to search
 	}
 	return &nvml{library: name}
 }
@@ -48,6 +47,9 @@ func (n *nvml) load() error {
 	return n.err
 }
 
+// firstRoom is for how many processes NVML is given room at first. Few devices have more.
+const firstRoom = 8
+
 // holders lists the processes with compute contexts on the device with that PCI bus id.
 func (n *nvml) holders(busID string) ([]device.Holder, error) {
 	if err := n.load(); err != nil {
@@ -59,12 +61,12 @@ func (n *nvml) holders(busID string) ([]device.Holder, error) {
 	if code := C.ebb_nvml_by_bus_id(n.fns, id, &dev); code != 0 {
 		return nil, fmt.Errorf("nvmlDeviceGetHandleByPciBusId(%s) returned %d", busID, code)
 	}
-	list := make([]C.struct_ebb_nvml_process, 64)
+	list := make([]C.struct_ebb_nvml_process, firstRoom)
 	for {
 		count := C.uint(len(list))
 		code := C.ebb_nvml_processes(n.fns, dev, &count, &list[0])
 		if code == C.EBB_NVML_INSUFFICIENT_SIZE && int(count) >= len(list) {
-			list = make([]C.struct_ebb_nvml_process, 2*int(count))
+			list = make([]C.struct_ebb_nvml_process, 2*int(count)) // more may come meanwhile
 			continue
 		}
 		if code != 0 {
@@ -91,7 +93,8 @@ func (n *nvml) name(pid C.uint) string {
 		return ""
 	}
 	text[len(text)-1] = 0
-	return filepath.Base(C.GoString(&text[0]))
+	path := C.GoString(&text[0])
+	return path[strings.LastIndex(path, "/")+1:]
 }
 
 func (d *driver) Holders(ordinal int) ([]device.Holder, error) {
