@@ -62,6 +62,10 @@ programs: softgpu ## the demo's programs
 	@mkdir -p $(DIST)/bin
 	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(GO_LDFLAGS)' -o $(DIST)/bin/ebb-demo ./examples/demo
 
+.PHONY: wheel
+wheel: shim engine ## the Python package with the libraries: dist/ebb-*.whl
+	@PYTHON=$(PYTHON) scripts/build-wheel.sh
+
 ##@ Run
 
 .PHONY: demo
@@ -92,7 +96,7 @@ test-c: softgpu ## tests of softgpu and shim: plain, AddressSanitizer, ThreadSan
 	$(MAKE) --silent -C shim test test-asan test-tsan 2>&1 | scripts/count-tests.sh shim
 
 .PHONY: test-python
-test-python: ## Python: everything compiles; unit tests
+test-python: softgpu shim engine ## the Python package: tests over softgpu, installing it; every file compiles
 	$(PYTHON) scripts/check_python.py
 
 .PHONY: test-e2e
@@ -116,7 +120,7 @@ bench: build ## cost of the preloaded library in processes that use no GPU
 ##@ Check
 
 .PHONY: lint
-lint: lint-go lint-c lint-shell ## formatting and linters
+lint: lint-go lint-c lint-shell lint-python ## formatting and linters
 
 .PHONY: lint-go
 lint-go: $(GOLANGCI_LINT)
@@ -131,6 +135,10 @@ lint-c: softgpu shim
 .PHONY: lint-shell
 lint-shell:
 	scripts/lint-shell.sh
+
+.PHONY: lint-python
+lint-python:
+	scripts/lint-python.sh
 
 $(GOLANGCI_LINT):
 	@mkdir -p $(TOOLS)

@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""Checks the Python of this repository with nothing but the standard library.
+"""Checks the Python of this repository.
 
-Every tracked .py file must compile, and the unit tests under python/ (if the folder exists) must
-pass. The last line says how many of each.
+Every Python file must compile. The unit tests of the package (python/tests) must pass with this
+interpreter, and with the oldest one on this machine that the package supports. The package must
+install, as a folder and as the wheel that `make wheel` builds. Each step ends with one line.
 """
 
+import glob
+import os
 import pathlib
+import re
 import subprocess
 import sys
-import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+OLDEST = (3, 9)
 
 
 def sources():
@@ -21,9 +25,8 @@ def sources():
     return [ROOT / name for name in out.split("\0") if name and (ROOT / name).exists()]
 
 
-def main():
-    failed = 0
-    files = sources()
+def compiles():
+    failed, files = 0, sources()
     for path in files:
         try:
             compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
@@ -31,16 +34,57 @@ def main():
             print(f"{path.relative_to(ROOT)}: {err}")
             failed += 1
     print(f"python files: {len(files) - failed} compile, {failed} failed")
+    return failed == 0
 
-    package = ROOT / "python"
-    if package.is_dir():
-        sys.path.insert(0, str(package))
-        suite = unittest.defaultTestLoader.discover(str(package), top_level_dir=str(package))
-        result = unittest.TextTestRunner(verbosity=1).run(suite)
-        bad = len(result.failures) + len(result.errors)
-        print(f"python tests: {result.testsRun - bad} passed, {bad} failed")
-        failed += bad
-    return 1 if failed else 0
+
+def version(python):
+    """(major, minor) of an interpreter; None when it does not start."""
+    try:
+        out = subprocess.run([python, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True).stdout
+        return tuple(int(part) for part in out.split()) or None
+    except (OSError, ValueError):
+        return None
+
+
+def interpreters():
+    """This one, and the oldest supported one that is older."""
+    places = os.environ["PATH"].split(os.pathsep) + glob.glob(os.path.expanduser("~/.pyenv/versions/*/bin"))
+    found = {sys.version_info[:2]: sys.executable}
+    for place in places:
+        for python in glob.glob(os.path.join(place, "python3.*")):
+            if re.fullmatch(r"python3\.\d+", os.path.basename(python)):
+                this = version(python)
+                if this is not None and this >= OLDEST:
+                    found.setdefault(this, python)
+    return [sys.executable] + [found[v] for v in sorted(found)[:1] if v < sys.version_info[:2]]
+
+
+def unit_tests(python):
+    print(f"python tests: Python {'.'.join(map(str, version(python)))}", flush=True)
+    done = subprocess.run([python, str(ROOT / "python/tests/run.py")], stderr=subprocess.PIPE, text=True)
+    ran = re.search(r"^Ran (\d+) tests", done.stderr, re.M)
+    if done.returncode != 0 or ran is None or int(ran.group(1)) == 0:
+        print(done.stderr, end="")
+        print("python tests: failed")
+        return False
+    print(f"python tests: {ran.group(1)} passed")
+    return True
+
+
+def installs():
+    wheel = subprocess.run([str(ROOT / "scripts/build-wheel.sh")], env={**os.environ, "PYTHON": sys.executable})
+    if wheel.returncode == 3 and not os.environ.get("EBB_CI"):
+        return True  # it has said why
+    return wheel.returncode == 0 and subprocess.run(
+        [sys.executable, str(ROOT / "python/tests/check_install.py"), str(ROOT / "build/venv/bin/pip")]).returncode == 0
+
+
+def main():
+    good = compiles()
+    for python in interpreters():
+        good = unit_tests(python) and good
+    good = installs() and good
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -138,6 +138,17 @@ class PauseAndResume(Memory):
         self.assertIn(name, str(caught.exception))
         self.assertEqual(ebb.status()["bytes_active"], 0)
 
+    def test_a_backup_that_is_gone(self):
+        # More files than the store keeps open, so that some must be opened again.
+        made = [self.allocate(MiB, seed=i, backup="disk") for i in range(80)]
+        ebb.pause()
+        for name in backup_files(DISK):
+            os.unlink(os.path.join(DISK, name))
+        with self.assertRaises(ebb.CorruptBackup) as caught:
+            ebb.resume()
+        self.assertRegex(str(caught.exception), r"ebb-.*\.bak")
+        self.assertEqual(ebb.status()["bytes_paused"], len(made) * MiB)
+
 
 if __name__ == "__main__":
     unittest.main()
