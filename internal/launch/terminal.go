@@ -52,7 +52,6 @@ func (t *terminal) look(child int) {
 	if err != nil || info.Signo != int32(unix.SIGCHLD) {
 		return
 	}
-	t.give(t.self)
 	_ = unix.Kill(0, unix.SIGSTOP)
 	// Here ebb goes on: in the foreground, or in the background as the shell said.
 	if group, err := unix.IoctlGetInt(t.fd, unix.TIOCGPGRP); err == nil && group == t.self {
