@@ -3,7 +3,7 @@
 # Python with PyTorch, and a directory on a real disk; no Go, no compiler, no network.
 #
 #   scripts/test-gpu.sh              everything, in about 8 minutes
-#   scripts/test-gpu.sh PART...      some of it: train content children throughput demo
+#   scripts/test-gpu.sh PART...      some of it: train content children python throughput demo
 #
 # GPUTEST_DISK  directory for backup files, default build/test-gpu; up to 15 GB are written
 # PYTHON         the Python that has PyTorch, default python3
@@ -30,7 +30,7 @@ mkdir -p "${GPUTEST_DISK:-build/test-gpu}"
 disk=$(mktemp -d "$(cd "${GPUTEST_DISK:-build/test-gpu}" && pwd)/run-XXXXXX")
 logs=$(mktemp -d)
 export GPUTEST_REPORT=$logs/report
-export PYTHONPATH=$root/test/gpu:$root/test/python PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH=$root/python:$root/test/gpu:$root/test/python PYTHONDONTWRITEBYTECODE=1
 export CUBLAS_WORKSPACE_CONFIG=:4096:8 # PyTorch's deterministic mode wants it
 : >"$GPUTEST_REPORT"
 
@@ -123,6 +123,13 @@ children_parts() {
 	no_files_left "children"
 }
 
+python_parts() {
+	part "python" 150 0 "${hooked[@]}" "$python" "$tests/python_api.py"
+	no_files_left "python"
+	part "python, pluggable allocator" 150 0 env TMS_DISK_BACKUP_DIR="$disk/pluggable" TMS_DISK_BACKUP_CHUNK_MB=256 "$python" "$tests/python_api.py" pluggable
+	no_files_left "python, pluggable allocator"
+}
+
 throughput_parts() {
 	part "throughput disk" 150 0 "${hooked[@]}" "$python" "$tests/throughput.py" disk
 	no_files_left "throughput disk"
@@ -138,7 +145,7 @@ demo_parts() {
 }
 
 parts=("$@")
-[[ $# -gt 0 ]] || parts=(train content children throughput demo)
+[[ $# -gt 0 ]] || parts=(train content children python throughput demo)
 for name in "${parts[@]}"; do
 	declare -F "${name}_parts" >/dev/null || { echo "test-gpu: no part named $name" >&2; exit 2; }
 	"${name}_parts"
