@@ -178,7 +178,9 @@ def _place(source: Any, nbytes: Optional[int]) -> Tuple[int, int]:
     """Address and number of bytes to read."""
     if nbytes is not None and (not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0):
         raise InvalidArgument(f"nbytes is a number of bytes or None, not {nbytes!r}")
-    if isinstance(source, int) and not isinstance(source, bool):
+    if isinstance(source, bool):
+        raise InvalidArgument("read takes a tensor, a storage or an address, not bool")
+    if isinstance(source, int):
         if nbytes is None:
             raise InvalidArgument("an address says nothing about a size: give nbytes")
         if not 0 <= source < 1 << 64:

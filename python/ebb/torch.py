@@ -127,9 +127,10 @@ def use_pluggable_allocator() -> None:
             return
         if _chosen:
             raise WrongState("use_pluggable_allocator comes too late: regions have allocated without it")
-        _allocator = torch.cuda.memory.CUDAPluggableAllocator(path, "tms_torch_malloc", "tms_torch_free")
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(path, "tms_torch_malloc", "tms_torch_free")
         # Pools refer to it without owning it, and may go after it when the interpreter ends.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_allocator.allocator()))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(allocator.allocator()))
+        _allocator = allocator
 
 
 def empty_cache() -> None:

@@ -3,12 +3,13 @@
 import os
 import pathlib
 import re
-import sys
 import subprocess
+import sys
+import tempfile
 import unittest
 
 import ebb
-from support import ROOT, child, environment
+from support import DISK, ROOT, child, environment
 
 EVERY_CALL = """
 import ebb, os
@@ -54,6 +55,16 @@ class Loading(unittest.TestCase):
         other = str(ROOT / "dist/lib/softgpu/libcuda.so.1")
         result = child("import ebb\ntry:\n    ebb.pause()\nexcept ebb.NotLoaded as err:\n    print(err)", prelude="", LD_PRELOAD=other)
         self.assertIn(f"LD_PRELOAD='{other}'", result.stdout)
+
+    def test_an_older_library(self):
+        with tempfile.TemporaryDirectory(dir=DISK) as folder:
+            old = os.path.join(folder, "libebb.so")
+            subprocess.run(
+                ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", old], check=True,
+                input=b'const char *ebb_version(void) { return "0.0.1"; }',
+            )
+            result = child("import ebb\ntry:\n    ebb.pause()\nexcept ebb.NotLoaded as err:\n    print(err)", prelude="", LD_PRELOAD=old)
+            self.assertIn(f"{old} (version 0.0.1) has no ebb_", result.stdout, result.stderr)
 
     def test_a_library_listed_twice_or_beside_others(self):
         mine = os.environ["LD_PRELOAD"]
