@@ -58,6 +58,9 @@ def _changed(change: Settings, lib: ctypes.CDLL) -> Iterator[None]:
     before = current(lib)
     try:
         apply(lib, change)
+        taken = current(lib)
+        if taken != change:  # it has written why
+            raise InvalidArgument(f"the library refuses {change}, and would take {taken}")
         yield
     finally:
         # On another thread, that one's settings would be overwritten.
@@ -70,7 +73,7 @@ def _changed(change: Settings, lib: ctypes.CDLL) -> Iterator[None]:
 def region(tag: str = "default", backup: str = "none", cpu_backend: Optional[str] = None) -> Iterator[None]:
     """GPU memory that the calling thread allocates inside is managed: it can be paused.
 
-    tag: str, names the group that pause and resume take.
+    tag: str of at most 255 bytes, names the group that pause and resume take.
     backup: what happens to the content while paused. "none": it is lost; "cpu": host memory;
         "disk": files of the disk directory (TMS_DISK_BACKUP_DIR, or as `ebb run` set it).
     cpu_backend: memory of "cpu" backups, "pinned" or "mmap"; None: the thread's present setting.

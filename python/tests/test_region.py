@@ -95,7 +95,7 @@ class Regions(Memory):
 
     def test_what_makes_no_region(self):
         for bad in (
-            dict(tag=""), dict(tag="a\0b"), dict(tag=None), dict(tag=b"a"),
+            dict(tag=""), dict(tag="a\0b"), dict(tag="x" * 256), dict(tag=None), dict(tag=b"a"),
             dict(backup="both"), dict(backup=None), dict(cpu_backend="unified"),
         ):
             before = settings()
@@ -105,7 +105,7 @@ class Regions(Memory):
             self.assertEqual(settings(), before)
 
     def test_odd_tags(self):
-        for tag in ("größe", "a b\n", "\udcff", "x" * 500):
+        for tag in ("größe", "a b\n", "\udcff", "x" * 255):
             with self.subTest(tag=tag):
                 address, pattern = self.allocate(MiB, tag=tag, backup="cpu")
                 with ebb.paused(tag) as result:
