@@ -113,6 +113,11 @@ test-long: build ## long forms of the random and kill tests; prints their seeds
 	$(MAKE) --silent -C softgpu test 2>&1 | scripts/count-tests.sh softgpu
 	@echo "make test-long: all passed"
 
+.PHONY: gpu-wheels
+gpu-wheels: ## fetch the published torch_memory_saver, for scripts/test-gpu.sh on a machine without a network
+	@mkdir -p build/wheels
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --platform manylinux2014_x86_64 --python-version 3.12 --dest build/wheels torch-memory-saver==0.0.10
+
 .PHONY: bench
 bench: build ## cost of the preloaded library in processes that use no GPU
 	scripts/bench-preload.sh

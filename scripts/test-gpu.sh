@@ -3,7 +3,10 @@
 # Python with PyTorch, and a directory on a real disk; no Go, no compiler, no network.
 #
 #   scripts/test-gpu.sh              everything, in about 8 minutes
-#   scripts/test-gpu.sh PART...      some of it: train content children python throughput demo
+#   scripts/test-gpu.sh PART...      some of it: train content children python tms throughput demo
+#
+# The part tms needs the published torch_memory_saver as a wheel in build/wheels. Where there is a
+# network, make gpu-wheels fetches it; take that folder along.
 #
 # GPUTEST_DISK  directory for backup files, default build/test-gpu; up to 15 GB are written
 # PYTHON         the Python that has PyTorch, default python3
@@ -137,6 +140,40 @@ throughput_parts() {
 	part "throughput cpu, backups retained" 60 0 "${hooked[@]}" "$python" "$tests/throughput.py" cpu-retained
 }
 
+# The published torch_memory_saver, adopted, in both of its hook modes.
+tms_parts() {
+	local wheel site=$logs/site adopt=(dist/bin/ebb adopt --python "$python") plain
+	wheel=$(find build/wheels -name 'torch_memory_saver-0.0.10-*.whl' -print -quit 2>/dev/null || true)
+	if [[ -z $wheel ]]; then
+		fail "tms: no torch_memory_saver 0.0.10 in build/wheels (make gpu-wheels)"
+		return
+	fi
+	plain=$PYTHONPATH
+	local -x PYTHONPATH=$site:$plain TMS_DISK_BACKUP_DIR=$disk/tms TMS_DISK_BACKUP_CHUNK_MB=256
+	"$python" -m zipfile -e "$wheel" "$site"
+	if "${adopt[@]}" >"$logs/tms-adopt.log" 2>&1 && "${adopt[@]}" --check >>"$logs/tms-adopt.log" 2>&1; then
+		pass "tms: $(head -n 1 "$logs/tms-adopt.log")"
+	else
+		cat "$logs/tms-adopt.log"
+		fail "tms: the package was not adopted"
+		return
+	fi
+	part "tms preload" 200 0 "$python" "$tests/tms/start.py" "$tests/tms/main.py" preload
+	part "tms torch" 200 0 "$python" "$tests/tms/main.py" torch
+	part "tms everything" 120 0 env TMS_INIT_ENABLE=1 TMS_INIT_ENABLE_CPU_BACKUP=1 \
+		"$python" "$tests/tms/start.py" "$tests/tms/everything.py" preload
+	part "tms leave, preload" 60 0 "$python" "$tests/tms/start.py" "$tests/tms/leave.py" preload
+	part "tms leave, torch" 60 0 "$python" "$tests/tms/leave.py" torch
+	no_files_left "tms"
+	"$python" -m zipfile -e "$wheel" "$logs/published"
+	if "${adopt[@]}" --undo >"$logs/tms-undo.log" 2>&1 && diff -r "$logs/published" "$site" >/dev/null; then
+		pass "tms: after --undo the package is as it was published"
+	else
+		cat "$logs/tms-undo.log"
+		fail "tms: after --undo the package differs from what was published"
+	fi
+}
+
 demo_parts() {
 	part "demo" 240 0 "$python" examples/demo/demo_gpu.py
 	local last
@@ -145,7 +182,7 @@ demo_parts() {
 }
 
 parts=("$@")
-[[ $# -gt 0 ]] || parts=(train content children python throughput demo)
+[[ $# -gt 0 ]] || parts=(train content children python tms throughput demo)
 for name in "${parts[@]}"; do
 	declare -F "${name}_parts" >/dev/null || { echo "test-gpu: no part named $name" >&2; exit 2; }
 	"${name}_parts"
