@@ -35,6 +35,8 @@ enum engine_state engine_state(void)
 {
 	if (guard_forked())
 		return ENGINE_FORKED;
+	if (guard_first_copy() != NULL)
+		return ENGINE_FAILED;
 	return (enum engine_state)atomic_load(&outcome);
 }
 
@@ -57,6 +59,9 @@ int engine_refuse(enum engine_state state)
 		return fail(EBB_ERR_FORKED,
 			    "process %d was forked from process %d, which alone can pause and resume its memory",
 			    (int)getpid(), (int)guard_owner());
+	if (guard_first_copy() != NULL)
+		return fail(EBB_ERR_NOT_LOADED, "this is not the process's first copy of libebb.so, which is %s: call that one",
+			    guard_first_copy());
 	return fail(EBB_ERR_NOT_LOADED, "%s", failure != NULL ? failure : "the engine is not loaded");
 }
 
@@ -273,7 +278,7 @@ static enum engine_state wait_for_owner(void)
 
 enum engine_state engine_load(void)
 {
-	if (guard_claim())
+	if (guard_first_copy() == NULL && guard_claim())
 		load_as_owner();
 	enum engine_state state = engine_state();
 	return state == ENGINE_ABSENT ? wait_for_owner() : state;

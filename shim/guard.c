@@ -1,12 +1,17 @@
 /*
- * guard.c: which process owns the engine.
+ * guard.c: which process and which library own the engine.
  *
  * A forked child inherits the engine's memory but none of its threads: a call into Go would
  * hang there. The owner is known by its process id, and a fork marks the child as well: in a new
  * pid namespace a child may have its parent's number.
+ *
+ * Two copies of this library, say of two installations, would each have a region and an engine of
+ * their own: what one manages the other could not pause. The first in the loader's order does the
+ * work. (One file loaded by several names is one library; the loader sees to that.)
  */
 #include "shim.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -36,4 +41,34 @@ bool guard_forked(void)
 pid_t guard_owner(void)
 {
 	return owner;
+}
+
+/* Null: not looked for yet; own_copy: this one; else another's path. Looked for without a lock, by
+ * every thread that comes before it is known: the look-up takes the loader's lock. */
+static _Atomic(const char *) first_copy;
+static const char own_copy[] = "";
+
+static const char *find_first_copy(void)
+{
+	static atomic_flag said = ATOMIC_FLAG_INIT;
+	void *first = dlsym(RTLD_DEFAULT, "ebb_version");
+	Dl_info it, self;
+
+	if (first == NULL || dladdr(first, &it) == 0 || dladdr((void *)&owner, &self) == 0 ||
+	    it.dli_fbase == self.dli_fbase)
+		return own_copy;
+	if (!atomic_flag_test_and_set(&said))
+		log_line("%s and %s are two copies of libebb.so in one process, and only the first manages memory: "
+			 "take one of them for LD_PRELOAD and for the program",
+			 it.dli_fname, self.dli_fname);
+	return it.dli_fname; /* stays: the library is never unloaded */
+}
+
+const char *guard_first_copy(void)
+{
+	const char *copy = first_copy;
+
+	if (copy == NULL)
+		first_copy = copy = find_first_copy();
+	return copy != own_copy ? copy : NULL;
 }

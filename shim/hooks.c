@@ -1,5 +1,6 @@
 /*
- * hooks.c: cudaMalloc and cudaFree, and the allocation functions for PyTorch.
+ * hooks.c: cudaMalloc and cudaFree, the allocation functions for PyTorch, and what else is asked of
+ * memory.
  *
  * Callers arrive holding what they hold (PyTorch its allocator's mutex, often Python's GIL), so
  * nothing here waits for anything but the engine.
@@ -95,7 +96,7 @@ static _Atomic int64_t unmanaged;
 
 int64_t unmanaged_allocations(void)
 {
-	return unmanaged;
+	return unmanaged + (driver_mapped_bytes() > 0);
 }
 
 static cudaError_t unmanaged_malloc(const struct real *real, void **ptr, size_t size)
@@ -150,7 +151,10 @@ static cudaError_t any_free(const void *caller, void *ptr)
 
 EXPORT cudaError_t cudaMalloc(void **ptr, size_t size)
 {
-	return any_malloc(real_for(__builtin_return_address(0)), ptr, size, this_thread()->managed);
+	/* As another copy's real function this one must not manage what that one leaves alone. */
+	bool managed = this_thread()->managed && guard_first_copy() == NULL;
+
+	return any_malloc(real_for(__builtin_return_address(0)), ptr, size, managed);
 }
 
 EXPORT cudaError_t cudaFree(void *ptr)
@@ -179,6 +183,35 @@ EXPORT void tms_torch_free(void *ptr, ssize_t size, int device, void *stream)
 	(void)stream;
 	if (ptr != NULL)
 		any_free(__builtin_return_address(0), ptr);
+}
+
+static bool is_managed(const void *ptr)
+{
+	void *host;
+
+	if (ptr == NULL || this_thread()->inside > 0 || engine_state() != ENGINE_READY)
+		return false;
+	engine_enter();
+	int code = engine.backup_pointer(ptr, 1, &host);
+	engine_leave(EBB_OK); /* having no backup is no error here */
+	return code != EBB_ERR_NOT_MANAGED;
+}
+
+/* The driver exports plain allocations only, and what another process had opened would not follow a
+ * pause. */
+EXPORT cudaError_t cudaIpcGetMemHandle(void *handle, void *ptr)
+{
+	const struct real *real = real_for(__builtin_return_address(0));
+
+	if (is_managed(ptr)) {
+		log_line("cudaIpcGetMemHandle: %p is managed memory, which other processes cannot open: allocate what "
+			 "is shared outside the region (with ebb.disable(): in Python, "
+			 "tms_set_interesting_region(false) in C)",
+			 ptr);
+		return cudaErrorNotSupported;
+	}
+	return real->cudaIpcGetMemHandle != NULL ? real->cudaIpcGetMemHandle(handle, ptr)
+						 : real_missing("cudaIpcGetMemHandle");
 }
 
 /* ---- passed on unchanged: software looks these up in this library -------------------------- */

@@ -54,8 +54,8 @@ void log_line(const char *format, ...)
 		length += (size_t)wanted < fits ? (size_t)wanted : fits;
 	}
 	for (size_t i = 0; i < length; i++)
-		if (line[i] == '\n' || line[i] == '\r')
-			line[i] = ' ';
+		if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
+			line[i] = ' '; /* a name that the line quotes must not steer a terminal */
 	line[length++] = '\n';
 	write_quietly(STDERR_FILENO, line, length);
 	errno = saved_errno;

@@ -152,10 +152,20 @@ static const struct real *functions_of(void *handle)
 	FIND(cudaGetDevice);
 	FIND(cudaGetLastError);
 	FIND(cudaHostGetFlags);
+	FIND(cudaIpcGetMemHandle);
+	FIND(cudaStreamDestroy);
 	FIND(cudaStreamIsCapturing);
+	FIND(cudaStreamIsCapturing_ptsz);
 	FIND(cudaStreamBeginCapture);
+	FIND(cudaStreamBeginCapture_ptsz);
 	FIND(cudaStreamBeginCaptureToGraph);
+	FIND(cudaStreamBeginCaptureToGraph_ptsz);
 	FIND(cudaStreamEndCapture);
+	FIND(cudaStreamEndCapture_ptsz);
+	FIND(cudaGetDriverEntryPoint);
+	FIND(cudaGetDriverEntryPoint_ptsz);
+	FIND(cudaGetDriverEntryPointByVersion);
+	FIND(cudaGetDriverEntryPointByVersion_ptsz);
 #undef FIND
 	/* Two threads may add the same runtime at once: a second entry does no harm. */
 	real->next = all_real;

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAX_TAG 255 /* bytes, without the zero */
+
 static _Thread_local struct thread self;
 
 /* Frees a thread's strings when it ends. When no key is left they stay until the process ends. */
@@ -61,8 +63,17 @@ const char *thread_tag(const struct thread *t)
 
 /* ---- settings of the thread ------------------------------------------------------------- */
 
+static _Atomic bool was_in_region; /* some thread was in a region that it began itself */
+
+bool regions_used(void)
+{
+	return was_in_region || settings()->managed;
+}
+
 EXPORT void tms_set_interesting_region(bool on)
 {
+	if (on)
+		was_in_region = true;
 	this_thread()->managed = on;
 }
 
@@ -75,6 +86,11 @@ EXPORT void tms_set_current_tag(const char *tag)
 {
 	if (tag == NULL) {
 		log_line("tms_set_current_tag: null tag, nothing changed");
+		return;
+	}
+	if (strlen(tag) > MAX_TAG) {
+		log_line("tms_set_current_tag: a tag of %zu bytes, at most %d are possible, nothing changed: %.40s...",
+			 strlen(tag), MAX_TAG, tag);
 		return;
 	}
 	char *copy = strdup(tag);

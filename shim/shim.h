@@ -69,6 +69,8 @@ struct thread {
 };
 
 struct thread *this_thread(void);
+/* Whether any thread is or was in a region. */
+bool regions_used(void);
 const char *thread_tag(const struct thread *t);
 /* Makes text the value of one of this thread's owned strings. */
 void thread_keep(char **where, char *text);
@@ -82,13 +84,15 @@ int fail_as_engine(int code);
 /* The calling thread's last error, "" when there was none. Valid until the next error. */
 const char *last_error(void);
 
-/* ---- guard.c: which process owns the engine ------------------------------------------------- */
+/* ---- guard.c: which process and which library own the engine ------------------------------------------------- */
 
 /* Makes this process the owner. False when it, or the process it was forked from, had one. */
 bool guard_claim(void);
 /* Whether the owner is another process: this one was forked from it. */
 bool guard_forked(void);
 pid_t guard_owner(void);
+/* The path of another copy of this library that comes before this one in the process, or null. */
+const char *guard_first_copy(void);
 
 /* ---- engine.c: the engine library ------------------------------------------------------------- */
 
@@ -150,9 +154,19 @@ enum {
 	cudaErrorSharedObjectSymbolNotFound = 302,
 	cudaErrorSharedObjectInitFailed = 303,
 	cudaErrorIllegalState = 401,
+	cudaErrorNotSupported = 801,
 	cudaErrorStreamCaptureUnsupported = 900,
 	cudaErrorUnknown = 999,
 };
+
+typedef cudaError_t is_capturing_fn(cudaStream_t, int *status);
+typedef cudaError_t begin_capture_fn(cudaStream_t, int mode);
+typedef cudaError_t begin_capture_to_graph_fn(cudaStream_t, cudaGraph_t, const void *dependencies,
+					      const void *dependency_data, size_t count, int mode);
+typedef cudaError_t end_capture_fn(cudaStream_t, cudaGraph_t *);
+typedef cudaError_t entry_point_fn(const char *symbol, void **function, unsigned long long flags, int *status);
+typedef cudaError_t entry_point_by_version_fn(const char *symbol, void **function, unsigned int version,
+					      unsigned long long flags, int *status);
 
 /* Functions of one CUDA runtime; null where it has none of that name. */
 struct real {
@@ -163,11 +177,15 @@ struct real {
 	cudaError_t (*cudaGetDevice)(int *);
 	cudaError_t (*cudaGetLastError)(void);
 	cudaError_t (*cudaHostGetFlags)(unsigned int *, void *);
-	cudaError_t (*cudaStreamIsCapturing)(cudaStream_t, int *);
-	cudaError_t (*cudaStreamBeginCapture)(cudaStream_t, int);
-	cudaError_t (*cudaStreamBeginCaptureToGraph)(cudaStream_t, cudaGraph_t, const void *, const void *,
-						     size_t, int);
-	cudaError_t (*cudaStreamEndCapture)(cudaStream_t, cudaGraph_t *);
+	cudaError_t (*cudaIpcGetMemHandle)(void *, void *);
+	cudaError_t (*cudaStreamDestroy)(cudaStream_t);
+	/* Those with _ptsz belong to programs in which stream 0 is a stream of the calling thread. */
+	is_capturing_fn *cudaStreamIsCapturing, *cudaStreamIsCapturing_ptsz;
+	begin_capture_fn *cudaStreamBeginCapture, *cudaStreamBeginCapture_ptsz;
+	begin_capture_to_graph_fn *cudaStreamBeginCaptureToGraph, *cudaStreamBeginCaptureToGraph_ptsz;
+	end_capture_fn *cudaStreamEndCapture, *cudaStreamEndCapture_ptsz;
+	entry_point_fn *cudaGetDriverEntryPoint, *cudaGetDriverEntryPoint_ptsz;
+	entry_point_by_version_fn *cudaGetDriverEntryPointByVersion, *cudaGetDriverEntryPointByVersion_ptsz;
 };
 
 /* The runtime that the code at this return address uses. Never null and never this library: with
@@ -175,6 +193,11 @@ struct real {
 const struct real *real_for(const void *caller);
 /* Says once that the runtime lacks a function, and returns the error for it. */
 cudaError_t real_missing(const char *function);
+
+/* ---- driver.c: memory made by functions of the driver ---------------------------------------- */
+
+/* Bytes that are mapped by functions which were asked for through the hooks. */
+int64_t driver_mapped_bytes(void);
 
 /* ---- hooks.c: device memory that is not managed ------------------------------------------------- */
 
