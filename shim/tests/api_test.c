@@ -221,7 +221,7 @@ static void backup_pointers(void)
 
 	EXPECT(tms_get_cpu_backup_pointer(gpu, 64) == NULL);
 	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strstr(text, "not managed") != NULL);
-	managed_malloc(1);
+	gpu = managed_malloc(64);
 	EXPECT(tms_get_cpu_backup_pointer(gpu, 64) == (uint8_t *)(uintptr_t)(0xB0000000u + 64));
 }
 

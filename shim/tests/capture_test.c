@@ -1,6 +1,7 @@
 /* Stream captures: counted, so that the engine can refuse what would spoil them. */
 #include "harness.h"
 
+#include <dlfcn.h>
 #include <string.h>
 
 extern struct fake_cudart fake_cudart_13;
@@ -70,6 +71,76 @@ static void the_count_never_goes_below_zero(void)
 	EXPECT(captures_seen() == 1);
 }
 
+static void programs_with_a_stream_per_thread(void)
+{
+	managed_malloc(1);
+	EXPECT(cudaStreamBeginCapture_ptsz(&a, 0) == cudaSuccess && fake_cudart_13.per_thread);
+	fake_cudart_13.per_thread = false;
+	EXPECT(cudaStreamBeginCaptureToGraph_ptsz(&b, NULL, NULL, NULL, 0, 0) == cudaSuccess);
+	EXPECT(fake_cudart_13.per_thread && captures_seen() == 2);
+	EXPECT(cudaStreamBeginCapture_ptsz(&b, 0) == cudaErrorIllegalState && captures_seen() == 2);
+	fake_cudart_13.per_thread = false;
+	EXPECT(cudaStreamEndCapture_ptsz(&a, &graph) == cudaSuccess && fake_cudart_13.per_thread);
+	EXPECT(captures_seen() == 1);
+	b.status = 2;
+	EXPECT(cudaStreamEndCapture_ptsz(&b, &graph) == cudaErrorStreamCaptureInvalidated);
+	EXPECT(captures_seen() == 0);
+}
+
+static void destroying_a_stream_ends_its_capture(void)
+{
+	managed_malloc(1);
+	EXPECT(cudaStreamDestroy(&a) == cudaSuccess);
+	EXPECT(cudaStreamBeginCapture(&a, 0) == cudaSuccess);
+	EXPECT(cudaStreamDestroy(&b) == cudaSuccess); /* nothing was captured on it */
+	EXPECT(captures_seen() == 1);
+	b.status = 1; /* it joined the capture */
+	EXPECT(cudaStreamDestroy(&b) == cudaSuccess);
+	EXPECT(captures_seen() == 1);
+	a.destroy_fails = true;
+	EXPECT(cudaStreamDestroy(&a) == cudaErrorInvalidValue);
+	EXPECT(captures_seen() == 1);
+	a.destroy_fails = false;
+	EXPECT(cudaStreamDestroy(&a) == cudaSuccess);
+	EXPECT(captures_seen() == 0);
+	EXPECT(cudaStreamDestroy(&a) == cudaSuccess);
+	EXPECT(captures_seen() == 0);
+
+	/* A capture that ended is not ended once more by the stream's end. */
+	a = b = (struct fake_stream){0};
+	EXPECT(cudaStreamBeginCapture(&a, 0) == cudaSuccess && cudaStreamEndCapture(&a, &graph) == cudaSuccess);
+	EXPECT(cudaStreamBeginCapture(&b, 0) == cudaSuccess);
+	EXPECT(cudaStreamDestroy(&a) == cudaSuccess && captures_seen() == 1);
+}
+
+static void capture_twice(void)
+{
+	for (int i = 0; i < 2; i++)
+		EXPECT(cudaStreamBeginCapture(&a, 0) == cudaSuccess &&
+		       cudaStreamEndCapture(&a, &graph) == cudaSuccess);
+}
+
+static void captures_with_managed_memory(void)
+{
+	capture_twice();
+	managed_malloc(1);
+	capture_twice();
+}
+
+static void captures_with_nccl(void)
+{
+	capture_twice();
+	managed_malloc(1);
+	EXPECT(dlopen(beside("libnccl.so.2"), RTLD_NOW | RTLD_LOCAL) != NULL);
+	capture_twice();
+}
+
+static void captures_with_nccl_alone(void)
+{
+	EXPECT(dlopen(beside("libnccl.so.2"), RTLD_NOW | RTLD_LOCAL) != NULL);
+	capture_twice();
+}
+
 static void managed_memory_is_not_freed_in_a_capture(void)
 {
 	void *managed = managed_malloc(1), *other;
@@ -98,10 +169,33 @@ static void no_context_is_made_in_a_capture(void)
 	EXPECT(fake_cudart_13.contexts == 1);
 }
 
+#define NCCL "ebb: a graph is captured * set NCCL_GRAPH_REGISTER=0"
+
 CASES(
 	{.says = "captures under way are counted", .run = captures_are_counted},
 	{.says = "a begin or an end that fails leaves the count as it is", .run = failed_calls_do_not_count},
 	{.says = "ending an invalidated capture ends it, though it reports an error", .run = an_invalidated_capture_ends},
+	{.says = "captures of programs with a default stream per thread are counted, by their own functions",
+	 .run = programs_with_a_stream_per_thread},
+	{.says = "destroying the stream of a capture ends it; destroying one that joined does not",
+	 .run = destroying_a_stream_ends_its_capture},
+	{.says = "a capture with managed memory and NCCL is warned of, once",
+	 .run = captures_with_nccl,
+	 .lines = {NCCL}},
+	{.says = "a capture with managed memory is warned of where NCCL is told to register",
+	 .run = captures_with_managed_memory,
+	 .env = {"NCCL_GRAPH_REGISTER=1"},
+	 .lines = {NCCL}},
+	{.says = "without NCCL there is no warning", .run = captures_with_managed_memory},
+	{.says = "without managed memory there is no warning",
+	 .run = captures_with_nccl_alone,
+	 .env = {"NCCL_GRAPH_REGISTER=1"}},
+	{.says = "where NCCL is told not to register there is no warning",
+	 .run = captures_with_nccl,
+	 .env = {"NCCL_GRAPH_REGISTER=0"}},
+	{.says = "in a job of one process there is no warning, unless NCCL is told to register",
+	 .run = captures_with_nccl,
+	 .env = {"WORLD_SIZE=1"}},
 	{.says = "the count never goes below zero", .run = the_count_never_goes_below_zero},
 	{.says = "freeing managed memory during a capture is refused with the runtime's error",
 	 .run = managed_memory_is_not_freed_in_a_capture,

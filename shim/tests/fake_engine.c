@@ -202,9 +202,14 @@ int ebb_engine_read(const void *gpu, size_t n, void *buf, int capture_active)
 
 int ebb_engine_backup_pointer(const void *gpu, uint64_t size, void **host)
 {
-	(void)gpu;
+	uintptr_t slot = ((uintptr_t)gpu - MANAGED_BASE) / 4096;
+
 	check_process();
 	int code = told_to_fail("FAKE_POINTER_CODE");
+	if (code == EBB_OK && (slot >= MAX_MANAGED || !managed[slot])) {
+		copy(error, sizeof(error), "not managed");
+		return EBB_ERR_NOT_MANAGED;
+	}
 	if (code == EBB_OK)
 		*host = (void *)(uintptr_t)(0xB0000000u + size);
 	return code;

@@ -58,6 +58,7 @@ struct fake_engine {
 struct fake_stream {
 	int status;         /* cudaStreamCaptureStatus: 0 none, 1 active, 2 invalidated */
 	bool other_thread;  /* the capture was begun by another thread: ending it here fails */
+	bool destroy_fails;
 };
 
 /*
@@ -66,6 +67,9 @@ struct fake_stream {
  */
 struct fake_cudart {
 	_Atomic int mallocs, frees, contexts /* cudaFree(NULL) */, last_errors, host_flags;
+	_Atomic int entry_points, ipc_handles, mem_creates, mem_maps, mem_unmaps;
+	int version_asked;  /* by the last cudaGetDriverEntryPointByVersion; 0: by the other one */
+	bool per_thread;    /* whether the last hooked call was one of the _ptsz functions */
 	void *last_freed;
 	int get_device_error, context_error, begin_error;
 };
@@ -79,6 +83,7 @@ enum {
 	cudaErrorSharedObjectSymbolNotFound = 302,
 	cudaErrorSharedObjectInitFailed = 303,
 	cudaErrorIllegalState = 401,
+	cudaErrorNotSupported = 801,
 	cudaErrorStreamCaptureUnsupported = 900,
 	cudaErrorStreamCaptureInvalidated = 901,
 	cudaErrorStreamCaptureWrongThread = 908,
@@ -96,5 +101,20 @@ int cudaStreamBeginCapture(void *stream, int mode);
 int cudaStreamBeginCaptureToGraph(void *stream, void *graph, const void *dependencies, const void *data, size_t count,
 				  int mode);
 int cudaStreamEndCapture(void *stream, void **graph);
+int cudaStreamIsCapturing_ptsz(void *stream, int *status);
+int cudaStreamBeginCapture_ptsz(void *stream, int mode);
+int cudaStreamBeginCaptureToGraph_ptsz(void *stream, void *graph, const void *dependencies, const void *data,
+				       size_t count, int mode);
+int cudaStreamEndCapture_ptsz(void *stream, void **graph);
+int cudaStreamDestroy(void *stream);
+int cudaIpcGetMemHandle(void *handle, void *ptr);
+
+/* Functions of the driver by name: cuMemCreate, cuMemMap, cuMemUnmap and cuMemAddressReserve. */
+int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags, int *status);
+int cudaGetDriverEntryPoint_ptsz(const char *symbol, void **function, unsigned long long flags, int *status);
+int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned int version,
+				     unsigned long long flags, int *status);
+int cudaGetDriverEntryPointByVersion_ptsz(const char *symbol, void **function, unsigned int version,
+					  unsigned long long flags, int *status);
 
 #endif

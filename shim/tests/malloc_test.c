@@ -132,6 +132,83 @@ static void forwarded_functions_reach_the_runtime(void)
 	EXPECT(fake_cudart_13.last_errors == 1 && fake_cudart_13.host_flags == 1);
 }
 
+static void ipc_of_managed_memory(void)
+{
+	char *managed = managed_malloc(64), text[8];
+	unsigned char handle[64];
+	void *other;
+
+	EXPECT(cudaMalloc(&other, 64) == cudaSuccess);
+	EXPECT(cudaIpcGetMemHandle(handle, managed) == cudaErrorNotSupported);
+	setenv("FAKE_POINTER_CODE", "3", 1); /* as it is without a backup */
+	EXPECT(cudaIpcGetMemHandle(handle, managed + 63) == cudaErrorNotSupported);
+	unsetenv("FAKE_POINTER_CODE");
+	EXPECT(fake_cudart_13.ipc_handles == 0);
+	EXPECT(cudaIpcGetMemHandle(handle, other) == cudaSuccess);
+	EXPECT(cudaIpcGetMemHandle(handle, NULL) == cudaSuccess); /* the real one reports it */
+	EXPECT(fake_cudart_13.ipc_handles == 2);
+	EXPECT(ebb_last_error(text, sizeof(text)) == 0);
+}
+
+static void ipc_without_managed_memory(void)
+{
+	unsigned char handle[64];
+	void *other;
+
+	EXPECT(cudaMalloc(&other, 64) == cudaSuccess);
+	EXPECT(cudaIpcGetMemHandle(handle, other) == cudaSuccess && fake_cudart_13.ipc_handles == 1);
+	EXPECT(engine_seen() == NULL);
+}
+
+static void nothing_managed_and_other_memory(void)
+{
+	const char *tags[] = {"weights"};
+	void *a, *b;
+	char text[512];
+
+	EXPECT(cudaMalloc(&a, 64) == cudaSuccess && cudaMalloc(&b, 64) == cudaSuccess);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_ERR_UNMANAGED);
+	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strstr(text, "2 device allocations made") != NULL);
+	EXPECT(strstr(text, "region") != NULL && strstr(text, "TMS_INIT_ENABLE=1") != NULL);
+	EXPECT(ebb_request_pause(NULL, 0, -1, NULL) == EBB_ERR_UNMANAGED);
+	EXPECT(tms_pause(NULL) == EBB_ERR_UNMANAGED);
+	EXPECT(tms_pause("") == EBB_ERR_UNMANAGED);
+	EXPECT(ebb_pause(tags, 1, NULL) == EBB_ERR_UNKNOWN_TAG);
+	EXPECT(tms_pause("weights") == EBB_OK);
+	EXPECT(ebb_resume(NULL, 0, 0, NULL) == EBB_OK && tms_resume(NULL) == EBB_OK);
+	EXPECT(engine_seen() == NULL);
+}
+
+static void other_memory_is_counted(void)
+{
+	void *a, *b;
+
+	EXPECT(cudaMalloc(&a, 64) == cudaSuccess && cudaMalloc(&b, 0) == cudaSuccess);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_ERR_UNMANAGED);
+	EXPECT(cudaFree(NULL) == cudaSuccess);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_ERR_UNMANAGED);
+	EXPECT(cudaFree(a) == cudaSuccess);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK);
+	EXPECT(cudaFree((void *)0x1234) == cudaSuccess); /* made by a function that is not hooked */
+	EXPECT(cudaMalloc(&a, 64) == cudaSuccess);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_ERR_UNMANAGED);
+}
+
+static void the_engine_is_told_of_other_memory(void)
+{
+	void *other, *managed;
+
+	EXPECT(cudaMalloc(&other, 64) == cudaSuccess);
+	managed = managed_malloc(64);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK && engine_seen()->unmanaged == 1);
+	EXPECT(cudaFree(managed) == cudaSuccess);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK && engine_seen()->unmanaged == 1);
+	EXPECT(cudaFree(other) == cudaSuccess);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK && engine_seen()->unmanaged == 0);
+}
+
+#define UNMANAGED "ebb: pause FAILED, memory not freed: no memory is managed*TMS_INIT_ENABLE=1"
+#define NO_IPC "ebb: cudaIpcGetMemHandle: 0x* is managed memory*outside the region*ebb.disable()*"
 #define REFUSED "ebb: an allocation of 4096 bytes on device 0 failed: FAKE_MALLOC_CODE said so"
 
 CASES(
@@ -157,4 +234,13 @@ CASES(
 	{.says = "freeing memory that is not managed leaves no error behind",
 	 .run = a_free_of_other_memory_leaves_no_error},
 	{.says = "a second free of managed memory is passed to the runtime", .run = freed_twice_is_the_runtimes_affair},
+	{.says = "CUDA IPC of managed memory, from anywhere within, is refused with a line that names the way",
+	 .run = ipc_of_managed_memory,
+	 .lines = {NO_IPC, NO_IPC}},
+	{.says = "CUDA IPC of other memory is the runtime's, and loads no engine", .run = ipc_without_managed_memory},
+	{.says = "a pause of everything that finds nothing managed, but other memory, is an error with a remedy",
+	 .run = nothing_managed_and_other_memory,
+	 .lines = {UNMANAGED, UNMANAGED}},
+	{.says = "memory that is not managed counts from its allocation to its end", .run = other_memory_is_counted},
+	{.says = "the engine is told of memory that is not managed", .run = the_engine_is_told_of_other_memory},
 	{.says = "cudaGetLastError and cudaHostGetFlags are passed on", .run = forwarded_functions_reach_the_runtime});

@@ -173,6 +173,36 @@ static void null_arguments_change_nothing(void)
 	EXPECT(tms_get_cpu_backup_pointer(NULL, 1) == NULL);
 }
 
+static void tags_of_odd_bytes(void)
+{
+	static const char *const odd[] = {"\x01\n\x1b[31m", "\xff\xc0", " ", "\xe6\x97\xa5", "%s%n", "\"\\"};
+
+	for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
+		const char *tags[] = {odd[i]};
+
+		tms_set_current_tag(odd[i]);
+		EXPECT(strcmp(tms_get_current_tag(), odd[i]) == 0);
+		managed_malloc(1);
+		EXPECT(strcmp(engine_seen()->tag, odd[i]) == 0);
+		EXPECT(ebb_pause(tags, 1, NULL) == EBB_OK && strcmp(engine_seen()->tags[0], odd[i]) == 0);
+	}
+}
+
+static void long_tags(void)
+{
+	static char tag[5000];
+
+	memset(tag, 't', 255);
+	tms_set_current_tag(tag);
+	EXPECT(strlen(tms_get_current_tag()) == 255);
+	tag[255] = 'u';
+	tms_set_current_tag(tag);
+	memset(tag, '\x1b', sizeof(tag) - 1);
+	tms_set_current_tag(tag);
+	EXPECT(strlen(tms_get_current_tag()) == 255 && tms_get_current_tag()[0] == 't');
+	EXPECT(tms_pause(tag) == EBB_OK); /* no allocation carries it */
+}
+
 static void default_directory(void)
 {
 	managed_malloc(1);
@@ -269,6 +299,11 @@ CASES(
 		   "ebb: tms_set_cpu_backup_backend: hugetlb is neither pinned nor mmap, nothing changed",
 		   "ebb: tms_set_disk_backup_dir: null or empty directory, nothing changed",
 		   "ebb: tms_get_cpu_backup_pointer: null pointer"}},
+	{.says = "a tag may be of any bytes", .run = tags_of_odd_bytes},
+	{.says = "a tag of more than 255 bytes is refused with a line, which is clean, and changes nothing",
+	 .run = long_tags,
+	 .lines = {"ebb: tms_set_current_tag: a tag of 256 bytes, at most 255 are possible, nothing changed: tttttt*",
+		   "ebb: tms_set_current_tag: a tag of 4999 bytes, *changed:    *..."}},
 	{.says = "disk backups go to /tmp unless told otherwise", .run = default_directory},
 	{.says = "the directory is TMS_DISK_BACKUP_DIR until a call sets another",
 	 .run = directory_from_environment_until_set,

@@ -6,6 +6,7 @@
 
 #include <dlfcn.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef int malloc_fn(void **, size_t);
 typedef int free_fn(void *);
@@ -159,6 +160,81 @@ static void loaded_again_by_a_second_name(void)
 	EXPECT(dlsym(by_link, "cudaMalloc") == dlsym(RTLD_DEFAULT, "cudaMalloc"));
 }
 
+/* As it lies in the folder of a Python package: links of that package's names, and no engine. */
+static void loaded_by_the_names_of_a_package(void)
+{
+	void (*set_region)(bool), *allocated;
+	bool (*get_region)(void);
+	int (*pause)(const char *);
+
+	load("libcudart.so.13", RTLD_LOCAL);
+	void *preloaded = dlopen(NULL, RTLD_NOW);
+	void *by_cu12 = load("package/torch_memory_saver_hook_mode_preload_cu12.abi3.so", RTLD_LOCAL);
+	void *by_cu13 = load("package/torch_memory_saver_hook_mode_torch_cu13.abi3.so", RTLD_LOCAL);
+	EXPECT(by_cu12 == by_cu13);
+	EXPECT(dlsym(preloaded, "cudaMalloc") == dlsym(by_cu13, "cudaMalloc"));
+
+	*(void **)&set_region = dlsym(by_cu12, "tms_set_interesting_region");
+	*(void **)&get_region = dlsym(by_cu13, "tms_get_interesting_region");
+	*(void **)&pause = dlsym(by_cu13, "tms_pause");
+	set_region(true);
+	EXPECT(get_region());
+	EXPECT(((malloc_fn *)global("cudaMalloc"))(&allocated, 64) == cudaSuccess);
+	EXPECT(engine_seen()->mallocs == 1 && pause(NULL) == EBB_OK && engine_seen()->pauses == 1);
+}
+
+static void loaded_by_a_link_not_preloaded(void)
+{
+	void *(*allocate)(ssize_t, int, void *);
+
+	load("libcudart.so.13", RTLD_LOCAL);
+	void *ebb = load("package/torch_memory_saver_hook_mode_torch_cu13.abi3.so", RTLD_LOCAL);
+	EXPECT(ebb == load("package/torch_memory_saver_hook_mode_preload_cu12.abi3.so", RTLD_LOCAL));
+	*(void **)&allocate = dlsym(ebb, "tms_torch_malloc");
+	EXPECT(allocate(64, 0, NULL) != NULL && engine_seen()->mallocs == 1); /* found beside the file itself */
+}
+
+static void a_second_copy(void)
+{
+	int (*pause)(const char *const *, size_t, ebb_result *), (*begin)(void);
+	size_t (*error)(char *, size_t);
+	void *(*allocate)(ssize_t, int, void *), *ptr;
+	void (*set_region)(bool);
+	char text[1024];
+
+	load("libcudart.so.13", RTLD_LOCAL);
+	void *copy = load("copy/libebb.so", RTLD_LOCAL);
+	EXPECT(dlsym(copy, "cudaMalloc") != global("cudaMalloc"));
+	*(void **)&pause = dlsym(copy, "ebb_pause");
+	*(void **)&error = dlsym(copy, "ebb_last_error");
+	*(void **)&allocate = dlsym(copy, "tms_torch_malloc");
+	*(void **)&set_region = dlsym(copy, "tms_set_interesting_region");
+	*(void **)&begin = dlsym(copy, "ebb_idle_begin");
+
+	EXPECT(pause(NULL, 0, NULL) == EBB_ERR_NOT_LOADED);
+	EXPECT(error(text, sizeof(text)) > 0 && strstr(text, beside("libebb.so")) != NULL);
+	EXPECT(allocate(64, 0, NULL) == NULL); /* never memory that no pause would free */
+	set_region(true);
+	EXPECT(((malloc_fn *)dlsym(copy, "cudaMalloc"))(&ptr, 64) == cudaSuccess && is_of(ptr, 13));
+	EXPECT(begin() == EBB_OK);
+	EXPECT(engine_seen() == NULL);
+
+	/* The first one works. */
+	((void (*)(bool))global("tms_set_interesting_region"))(true);
+	EXPECT(((malloc_fn *)global("cudaMalloc"))(&ptr, 64) == cudaSuccess && engine_seen()->mallocs == 1);
+}
+
+static void two_preloaded_copies(void)
+{
+	void *ptr;
+
+	load("libcudart.so.13", RTLD_GLOBAL);
+	EXPECT(((malloc_fn *)global("cudaMalloc"))(&ptr, 64) == cudaSuccess && engine_seen()->mallocs == 1);
+	((void (*)(bool))global("tms_set_interesting_region"))(false);
+	EXPECT(((malloc_fn *)global("cudaMalloc"))(&ptr, 64) == cudaSuccess && is_of(ptr, 13));
+	EXPECT(engine_seen()->mallocs == 1);
+}
+
 /* The library itself under a runtime's name: its hook must not take itself for the real function. */
 static void loaded_by_a_runtimes_name(void)
 {
@@ -199,6 +275,19 @@ CASES(
 	 .run = loaded_not_preloaded,
 	 .env = {"LD_PRELOAD=-"}},
 	{.says = "loaded by the link as well as by its own path it is one library", .run = loaded_again_by_a_second_name},
+	{.says = "preloaded by one name and loaded by a package's names it is one library with one state",
+	 .run = loaded_by_the_names_of_a_package,
+	 .env = {"LD_PRELOAD=@/package/torch_memory_saver_hook_mode_preload_cu12.abi3.so"}},
+	{.says = "loaded by a package's link, not preloaded, it finds the engine beside the file",
+	 .run = loaded_by_a_link_not_preloaded,
+	 .env = {"LD_PRELOAD=-"}},
+	{.says = "a second copy of the file manages nothing, passes calls on and names the first",
+	 .run = a_second_copy,
+	 .lines = {"ebb: @/libebb.so and @/copy/libebb.so are two copies of libebb.so in one process*"}},
+	{.says = "two preloaded copies: the first manages, what it leaves alone stays unmanaged",
+	 .run = two_preloaded_copies,
+	 .env = {"LD_PRELOAD=@/copy/libebb.so", "TMS_INIT_ENABLE=1"},
+	 .lines = {"ebb: @/libebb.so and @/copy/libebb.so are two copies of libebb.so in one process*"}},
 	{.says = "loaded under the name of a runtime it does not call itself",
 	 .run = loaded_by_a_runtimes_name,
 	 .env = {"LD_PRELOAD=-"},
