@@ -175,6 +175,10 @@ int ebb_engine_idle(int begin)
 	switch (begin) {
 	case 1:
 		fake_engine.idle++;
+		if (getenv("FAKE_IDLE_ENDS") != NULL) {
+			unsetenv("FAKE_IDLE_ENDS");
+			return ((int (*)(void))dlsym(RTLD_DEFAULT, "ebb_idle_end"))();
+		}
 		return EBB_OK;
 	case 0:
 		if (--fake_engine.idle >= 0)

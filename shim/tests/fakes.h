@@ -19,6 +19,7 @@
  *   FAKE_POINTER_CODE FAKE_REQUEST_CODE FAKE_SAFE_POINT_CODE FAKE_READ_CODE
  *                       code that the call fails with
  *   FAKE_START_ALLOCATES   start calls cudaMalloc and cudaFree, as a library that is loaded may
+ *   FAKE_IDLE_ENDS         an idle section that begins ends another one, once, as a thread may meanwhile
  *   FAKE_SAY_SHUTDOWN   shutdown writes a line to stderr
  */
 struct fake_engine {

@@ -222,6 +222,9 @@ static void idle_while_it_forks(void)
 	in_thread(begin_idle);
 	EXPECT(ebb_idle_end() == EBB_OK);
 	EXPECT(in_child(nobody_is_idle) == 0);
+	in_thread(begin_idle);
+	EXPECT(ebb_idle_end() == EBB_OK);
+	EXPECT(in_child(begin_idle) == 0); /* of a thread that has ended more than it began */
 	EXPECT(engine_seen() == NULL);
 }
 

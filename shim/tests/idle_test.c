@@ -48,6 +48,15 @@ static void begun_before_the_engine(void)
 	EXPECT(ebb_idle_end() == EBB_OK && engine_seen()->idle == 0);
 }
 
+static void ended_during_the_hand_over(void)
+{
+	EXPECT(ebb_idle_begin() == EBB_OK && ebb_idle_begin() == EBB_OK);
+	setenv("FAKE_IDLE_ENDS", "1", 1);
+	managed_malloc(1);
+	EXPECT(engine_seen()->idle == 1);
+	EXPECT(ebb_idle_end() == EBB_OK && ebb_idle_end() == EBB_ERR_STATE);
+}
+
 static void an_engine_that_failed(void)
 {
 	void *ptr;
@@ -122,6 +131,7 @@ CASES(
 	{.says = "with an engine idle sections and safe points are the engine's", .run = with_an_engine},
 	{.says = "idle sections of any thread that began before the engine count once it is there",
 	 .run = begun_before_the_engine},
+	{.says = "an idle section that ends while it is handed over has ended", .run = ended_during_the_hand_over},
 	{.says = "idle sections begin and end when the engine could not be loaded",
 	 .run = an_engine_that_failed,
 	 .env = {"EBB_ENGINE=/nowhere"},
