@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -24,10 +25,17 @@ func newProbe() *cobra.Command {
 // internal/launch/guard.go.
 func newGuard() *cobra.Command {
 	return &cobra.Command{
-		Use:    launch.GuardVerb,
-		Short:  "Kill process groups when standard input ends",
+		Use:    launch.GuardVerb + " RUN SESSION",
+		Short:  "Kill the ranks of a run when standard input ends",
 		Hidden: true,
-		Args:   noArgs,
-		Run:    func(*cobra.Command, []string) { launch.Guard(os.Stdin) },
+		Args:   cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			session, err := strconv.Atoi(args[1])
+			if err != nil {
+				return launch.Usagef("session %q is no number", args[1])
+			}
+			launch.Guard(os.Stdin, args[0], session)
+			return nil
+		},
 	}
 }

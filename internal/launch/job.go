@@ -75,5 +75,14 @@ func uniqueName() (string, error) {
 // and EBB_RANK say who that rank is; they are no wishes of the user.
 func Nested(getenv func(string) string) bool { return getenv(envRun) != "" }
 
-// envRun is set in every supervised rank, to the supervisor's pid.
+// envRun is set in every supervised rank, to the name of the run.
 const envRun = "EBB_RUN"
+
+// runName names this run on this node: the supervisor's pid and start time.
+func runName() (string, error) {
+	self, err := rankdir.Self()
+	if err != nil {
+		return "", failf(StatusInternal, "naming the run: %w", err)
+	}
+	return fmt.Sprintf("%d-%d", self.PID, self.StartTime), nil
+}

@@ -10,9 +10,10 @@ import (
 
 // procStat is what ebb needs of /proc/<pid>/stat (proc(5)).
 type procStat struct {
-	pid   int
-	state byte // 'Z' zombie, 'X' dead: of the process's first thread
-	pgrp  int
+	pid     int
+	state   byte // 'Z' zombie, 'X' dead: of the process's first thread
+	pgrp    int
+	session int
 }
 
 // alive reports whether the process runs: its first thread, or another one after that ended.
@@ -36,14 +37,18 @@ func readStat(pid int) (procStat, error) {
 		return procStat{}, fmt.Errorf("%s: no process name", path)
 	}
 	f := strings.Fields(string(b[end+1:])) // f[0] is field 3
-	if len(f) < 3 {
+	if len(f) < 4 {
 		return procStat{}, fmt.Errorf("%s: %d fields after the name", path, len(f))
 	}
 	pgrp, err := strconv.Atoi(f[2])
 	if err != nil {
 		return procStat{}, fmt.Errorf("%s: process group: %w", path, err)
 	}
-	return procStat{pid: pid, state: f[0][0], pgrp: pgrp}, nil
+	session, err := strconv.Atoi(f[3])
+	if err != nil {
+		return procStat{}, fmt.Errorf("%s: session: %w", path, err)
+	}
+	return procStat{pid: pid, state: f[0][0], pgrp: pgrp, session: session}, nil
 }
 
 // processes lists the processes that this one can see and that still exist when looked at.

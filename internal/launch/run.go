@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strconv"
 )
 
 // Request is a run of one command as one or more ranks.
@@ -85,16 +84,20 @@ func Run(req Request) (out Outcome, err error) {
 		return out, err
 	}
 
-	group := Group{Environ: req.Environ, Labelled: req.Labelled, Grace: req.Grace, Signals: signals, Say: req.Say}
+	name, err := runName()
+	if err != nil {
+		return out, err
+	}
+	group := Group{Run: name, Environ: req.Environ, Labelled: req.Labelled, Grace: req.Grace, Signals: signals, Say: req.Say}
 	for _, r := range ranks {
 		settings, err := Settings(req.Options, libs, r, getenv)
 		if err != nil {
 			return out, err
 		}
-		settings = append(settings, Setting{Name: envRun, Value: strconv.Itoa(os.Getpid())})
-		name := fmt.Sprintf("rank %d", max(r.Rank, 0))
+		settings = append(settings, Setting{Name: envRun, Value: name})
+		rank := fmt.Sprintf("rank %d", max(r.Rank, 0))
 		group.Processes = append(group.Processes, Process{
-			Name: name, Path: path, Args: req.Argv, Env: Apply(req.Environ, settings), Label: "[" + name + "] ",
+			Name: rank, Path: path, Args: req.Argv, Env: Apply(req.Environ, settings), Label: "[" + rank + "] ",
 		})
 	}
 	return Supervise(group)

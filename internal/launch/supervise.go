@@ -24,6 +24,7 @@ type Process struct {
 // Group is what Supervise runs.
 type Group struct {
 	Processes []Process
+	Run       string   // the run's name, which is in the processes' environment (envRun)
 	Environ   []string // ebb's own environment
 	// Labelled sends the output through ebb, line by line. Otherwise the processes have ebb's
 	// own streams.
@@ -57,7 +58,7 @@ func Supervise(g Group) (Outcome, error) {
 	}
 	defer s.closeStreams()
 	var err error
-	if s.guard, err = startGuard(s.Environ); err != nil {
+	if s.guard, err = startGuard(s.Run, s.Environ); err != nil {
 		return Outcome{}, err
 	}
 	defer s.guard.close()
