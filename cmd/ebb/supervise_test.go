@@ -73,7 +73,7 @@ func wantClean(t *testing.T, disk string) {
 	}
 }
 
-func TestEveryLineOfAFloodComesThrough(t *testing.T) {
+func TestEveryLineOfALongFloodComesThrough(t *testing.T) {
 	lines := 400_000
 	if long {
 		lines *= 20

@@ -92,6 +92,11 @@ func checkFileSystem(dir, existing string, allowRAM bool) (warning string, err e
 	if err != nil {
 		return "", Usagef("disk directory %s: its file system cannot be found out: %w; name another directory with --offload-train-disk-dir", dir, err)
 	}
+	return m.judge(dir, allowRAM)
+}
+
+// judge says what is wrong with a mount for the bytes of dir.
+func (m mount) judge(dir string, allowRAM bool) (warning string, err error) {
 	switch {
 	case m.inMemory() && !allowRAM:
 		return "", Usagef("disk directory %s lies on %s, which is %s: parked bytes would stay in memory; name a directory on a local disk with --offload-train-disk-dir, or allow it with --allow-ram-backed-dir", dir, m.point, m.fsType)

@@ -3,6 +3,7 @@ package launch
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -157,6 +158,18 @@ func TestKindsOfFileSystems(t *testing.T) {
 		if got != kind {
 			t.Errorf("%s is taken for %s, want %s", fsType, got, kind)
 		}
+	}
+}
+
+func TestFileSystemsAreNamedToTheUser(t *testing.T) {
+	warning, err := mount{point: "/home", fsType: "nfs4"}.judge("/home/me/x", false)
+	if err != nil || !strings.Contains(warning, "/home/me/x") || !strings.Contains(warning, "network file system (nfs4)") {
+		t.Errorf("NFS: %q, %v; want a warning with its type", warning, err)
+	}
+	_, err = mount{point: "/mnt/ram", fsType: "ramfs"}.judge("/mnt/ram/x", false)
+	refusal(t, err, "/mnt/ram/x", "/mnt/ram, which is ramfs")
+	if warning, err := (mount{point: "/", fsType: "xfs"}).judge("/x", false); warning != "" || err != nil {
+		t.Errorf("XFS: %q, %v", warning, err)
 	}
 }
 
