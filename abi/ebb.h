@@ -90,7 +90,8 @@ size_t ebb_last_error_json(char *buf, size_t cap);
 /*
  * Takes the memory of all allocations that carry one of the tags off the GPU. ntags 0: all
  * allocations. Returns once the driver has the memory back.
- * What is already paused stays as it is; nothing to do is EBB_OK.
+ * What is already paused stays as it is; nothing to do is EBB_OK. But where no memory is managed
+ * and the process holds other device memory, a pause of all is EBB_ERR_UNMANAGED.
  * The caller must not touch the memory from any stream or thread during the call or until a
  * resume. Work submitted earlier is waited for. On any error but EBB_ERR_PARTIAL nothing was
  * unmapped and the actor can go on. result may be null.
@@ -141,9 +142,9 @@ int ebb_status(char *buf, size_t cap, size_t *need);
 void tms_set_interesting_region(bool on);
 bool tms_get_interesting_region(void);
 
-/* Tag of the calling thread's next allocations. Initially "default". A null tag is refused
- * with one line on stderr and changes nothing. The returned pointer is valid until the thread
- * sets another tag or ends. */
+/* Tag of the calling thread's next allocations, of any bytes. Initially "default". A null tag and
+ * one of more than 255 bytes are refused with one line on stderr and change nothing. The returned
+ * pointer is valid until the thread sets another tag or ends. */
 void tms_set_current_tag(const char *tag);
 const char *tms_get_current_tag(void);
 

@@ -50,9 +50,10 @@ static int nothing_to_pause(const char *const *tags, size_t ntags)
 		return nothing_to_move(tags, ntags);
 	return fail(EBB_ERR_UNMANAGED,
 		    "no memory is managed, so none would be freed, but the process holds %lld device allocation%s "
-		    "made outside a region: allocate in a region (tms_set_interesting_region, ebb.region) or start "
+		    "made outside a region%s: allocate in a region (tms_set_interesting_region, ebb.region) or start "
 		    "the process with TMS_INIT_ENABLE=1",
-		    others, others == 1 ? "" : "s");
+		    others, others == 1 ? "" : "s",
+		    driver_mapped_bytes() > 0 ? " or by expandable_segments, which are never managed" : "");
 }
 
 enum move { move_pause, move_request_pause, move_resume };

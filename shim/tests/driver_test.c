@@ -88,6 +88,7 @@ static void mapped_memory_is_not_managed(void)
 	EXPECT(mem_map(0x10000, 4096, 0, 1, 0) == 0 && mem_map(0x11000, 8192, 0, 1, 0) == 0);
 	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_ERR_UNMANAGED);
 	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strstr(text, "1 device allocation made") != NULL);
+	EXPECT(strstr(text, "expandable_segments") != NULL);
 	EXPECT(mem_unmap(0, 1 << 20) != 0);
 	EXPECT(mem_unmap(0x10000, 8192) == 0);
 	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_ERR_UNMANAGED);

@@ -169,7 +169,7 @@ static void nothing_managed_and_other_memory(void)
 	EXPECT(cudaMalloc(&a, 64) == cudaSuccess && cudaMalloc(&b, 64) == cudaSuccess);
 	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_ERR_UNMANAGED);
 	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strstr(text, "2 device allocations made") != NULL);
-	EXPECT(strstr(text, "region") != NULL && strstr(text, "TMS_INIT_ENABLE=1") != NULL);
+	EXPECT(strstr(text, "made outside a region: ") != NULL && strstr(text, "TMS_INIT_ENABLE=1") != NULL);
 	EXPECT(ebb_request_pause(NULL, 0, -1, NULL) == EBB_ERR_UNMANAGED);
 	EXPECT(tms_pause(NULL) == EBB_ERR_UNMANAGED);
 	EXPECT(tms_pause("") == EBB_ERR_UNMANAGED);
