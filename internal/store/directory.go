@@ -26,13 +26,15 @@ func alignUp(n uint64) uint64 { return (n + ioAlign - 1) &^ (ioAlign - 1) }
 // the files are found although the directory was renamed.
 type directory struct {
 	path     string // absolute
-	fd       int    // O_PATH
 	dev, ino uint64
 	refs     int // files and callers; guarded by Files.dirMu
 
 	// buffered is set once, when the file system turns out not to do direct I/O.
 	buffered atomic.Bool
 	refused  func(call string, err error) // says so
+
+	handling sync.Mutex // guards fd; held over opening it again
+	fd       int        // O_PATH; see handle
 
 	proving sync.Mutex // guards proven; held while trying
 	proven  bool       // direct I/O was tried and the answer is in buffered
@@ -42,6 +44,48 @@ type directory struct {
 func (d *directory) goBuffered(call string, err error) {
 	d.buffered.Store(true)
 	d.refused(call, err)
+}
+
+// handle returns the directory's descriptor. It is kept as long as the directory is used; a
+// program that closes descriptors it does not know, and opens files of its own, may have put
+// another file in its place. Then the directory is opened again, if its path still names it.
+func (d *directory) handle(sys system) (int, error) {
+	d.handling.Lock()
+	defer d.handling.Unlock()
+	if ours, err := d.owns(sys, d.fd); ours || err != nil {
+		return d.fd, err
+	}
+	fd := -1
+	err := retry(func() (err error) {
+		fd, err = sys.openat(unix.AT_FDCWD, d.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return -1, fmt.Errorf("open directory %s again: %w", d.path, err)
+	}
+	ours, err := d.owns(sys, fd)
+	if err == nil && ours {
+		d.fd = fd
+		return fd, nil
+	}
+	_ = sys.close(fd)
+	if err != nil {
+		return -1, err
+	}
+	return -1, fmt.Errorf("directory %s: %w: its path names another directory now", d.path, ErrLost)
+}
+
+// owns reports whether a descriptor is of this directory.
+func (d *directory) owns(sys system, fd int) (bool, error) {
+	var st unix.Stat_t
+	err := retry(func() error { return sys.fstat(fd, &st) })
+	if errors.Is(err, unix.EBADF) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("%w: look at directory %s: %w", ErrIO, d.path, err)
+	}
+	return st.Dev == d.dev && st.Ino == d.ino, nil
 }
 
 // refusesDirect reports whether err is how file systems say that they do not do O_DIRECT.
@@ -89,7 +133,10 @@ func (s *Files) leave(d *directory) {
 	if s.dirs[d.path] == d {
 		delete(s.dirs, d.path)
 	}
-	_ = s.sys.close(d.fd)
+	// Not through s.sys: like the close itself, this has no failure that a caller could act on.
+	if ours, err := d.owns(kernel{}, d.fd); ours || err != nil {
+		_ = s.sys.close(d.fd)
+	}
 }
 
 // openDir opens the directory at path. A missing one is made, with its parents.
@@ -146,7 +193,11 @@ func noRoom(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(er
 func (s *Files) noSpace(d *directory, need int64, cause error) error {
 	e := &NoSpaceError{Dir: d.path, Need: uint64(need), Err: cause}
 	var st unix.Statfs_t
-	if err := retry(func() error { return s.sys.fstatfs(d.fd, &st) }); err == nil {
+	dir, err := d.handle(s.sys)
+	if err != nil {
+		return e
+	}
+	if err := retry(func() error { return s.sys.fstatfs(dir, &st) }); err == nil {
 		e.Free = st.Bavail * uint64(st.Bsize)
 		e.InodesFree = st.Ffree
 	}
@@ -190,9 +241,13 @@ func (s *Files) create(d *directory, size int64) (*diskFile, error) {
 
 // openNew makes the file under a name that no file has yet.
 func (s *Files) openNew(f *diskFile) (fd int, direct bool, err error) {
+	dir, err := f.dir.handle(s.sys)
+	if err != nil {
+		return -1, false, err
+	}
 	open := func(flags int) error {
 		return retry(func() (err error) {
-			fd, err = s.sys.openat(f.dir.fd, f.name, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|flags, 0o600)
+			fd, err = s.sys.openat(dir, f.name, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|flags, 0o600)
 			return err
 		})
 	}
@@ -317,9 +372,12 @@ func (s *Files) tryDirect(f *diskFile, fd int) error {
 // present reports whether the file's name still is the file.
 func (s *Files) present(f *diskFile) (bool, error) {
 	var st unix.Stat_t
-	err := retry(func() error { return s.sys.fstatat(f.dir.fd, f.name, &st) })
+	dir, err := f.dir.handle(s.sys)
+	if err == nil {
+		err = retry(func() error { return s.sys.fstatat(dir, f.name, &st) })
+	}
 	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESTALE):
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESTALE), errors.Is(err, ErrLost):
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("%w: look at %s: %w", ErrIO, f.path(), err)
@@ -339,7 +397,10 @@ func (s *Files) discard(f *diskFile) error {
 		return err
 	}
 	if there {
-		err := retry(func() error { return s.sys.unlinkat(f.dir.fd, f.name) })
+		dir, err := f.dir.handle(s.sys)
+		if err == nil {
+			err = retry(func() error { return s.sys.unlinkat(dir, f.name) })
+		}
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("%w: remove %s: %w", ErrIO, f.path(), err)
 		}

@@ -47,6 +47,16 @@ func newFDCache(sys system, max int) *fdCache {
 	return c
 }
 
+// rest closes all idle descriptors.
+func (c *fdCache) rest() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for e := c.idle.Front(); e != nil; e = c.idle.Front() {
+		c.closeLocked(e.Value.(*diskFile))
+	}
+	c.cond.Broadcast()
+}
+
 // take waits until one more descriptor may be open and counts it.
 func (c *fdCache) take() {
 	c.mu.Lock()
@@ -174,9 +184,16 @@ func (c *fdCache) closeLocked(f *diskFile) {
 
 // reopen opens the file again and makes sure that it is the one made earlier.
 func (f *diskFile) reopen(sys system) (fd int, direct bool, err error) {
+	dir, err := f.dir.handle(sys)
+	if errors.Is(err, unix.ENOENT) {
+		err = fmt.Errorf("%w (%w)", ErrLost, err)
+	}
+	if err != nil {
+		return -1, false, err
+	}
 	open := func(flags int) error {
 		return retry(func() (err error) {
-			fd, err = sys.openat(f.dir.fd, f.name, unix.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK|flags, 0)
+			fd, err = sys.openat(dir, f.name, unix.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK|flags, 0)
 			return err
 		})
 	}

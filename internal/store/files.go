@@ -94,6 +94,9 @@ func checkSizes(block, size uint64) error {
 	return nil
 }
 
+// Rest implements Store.
+func (s *Files) Rest() { s.fds.rest() }
+
 // Usage implements Store.
 func (s *Files) Usage() Usage {
 	return Usage{DiskBytes: uint64(s.bytes.Load()), Files: int(s.files.Load()), Buffered: s.buffered.Load()}

@@ -55,6 +55,9 @@ func (s *Host) Open(id, size uint64) (Backing, error) {
 	return b, nil
 }
 
+// Rest implements Store. Memory is kept.
+func (s *Host) Rest() {}
+
 // Usage implements Store.
 func (s *Host) Usage() Usage {
 	s.mu.Lock()
@@ -195,6 +198,9 @@ func (b *hostBacking) Pointer(off uint64) (unsafe.Pointer, error) {
 	}
 	if off >= b.blocks.size {
 		return nil, fmt.Errorf("%s: offset %d is beyond its %d bytes", b.name(), off, b.blocks.size)
+	}
+	if at, found := b.blocks.firstAbsent(); found {
+		return nil, fmt.Errorf("%s: block at offset %d: %w", b.name(), at, ErrAbsent)
 	}
 	return unsafe.Pointer(&b.region[off]), nil
 }

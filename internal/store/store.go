@@ -17,6 +17,11 @@ type Store interface {
 	// Open returns a new, empty backing for an allocation of size bytes. It takes no room
 	// yet. id is unique in the process and names the backing in errors.
 	Open(id, size uint64) (Backing, error)
+	// Rest gives up what is kept between calls only for speed: open files. The engine calls it
+	// at the end of each operation, so that between operations no forked child inherits them
+	// (a removed file would keep its room as long as the child lives), and that a descriptor
+	// which the program closed and used for a file of its own is never taken for ours.
+	Rest()
 	// Usage is what all open backings take now.
 	Usage() Usage
 	// Close releases every open backing (files removed, memory freed) and the store.
@@ -51,7 +56,8 @@ type Backing interface {
 	// directly calls MarkStored for each block written. Valid from Reserve to Release.
 	Memory() []byte
 	// Pointer is the address of byte off in host memory, whether or not devices can copy to
-	// it; ErrNoMemory when the backing has none now. Valid until Release.
+	// it; ErrNoMemory when the backing has none now, ErrAbsent while not every block is
+	// stored. Valid until Release.
 	Pointer(off uint64) (unsafe.Pointer, error)
 	// MarkStored sets a block of Memory to stored.
 	MarkStored(off uint64)

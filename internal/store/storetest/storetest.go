@@ -356,12 +356,15 @@ func (m Maker) memory(t *testing.T) {
 	const size = 2*Block + 10
 	_, b := m.open(t, size)
 	p := Buffer(t, Block)
+	if _, err := b.Pointer(size - 1); !errors.Is(err, store.ErrAbsent) && !errors.Is(err, store.ErrNoMemory) {
+		t.Errorf("pointer to bytes that are not stored: %v", err)
+	}
+	Write(t, b, size, 1)
 	if at, err := b.Pointer(size - 1); err != nil {
 		if !errors.Is(err, store.ErrNoMemory) || b.Memory() != nil {
 			t.Errorf("no pointer (%v), but memory: %v", err, b.Memory() != nil)
 		}
 	} else {
-		Write(t, b, size, 1)
 		want := Buffer(t, Block)
 		Fill(want[:10], 1+2*Block)
 		if *(*byte)(at) != want[9] {
