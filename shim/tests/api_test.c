@@ -162,7 +162,8 @@ static void the_last_error_as_json(void)
 	/* What is no UTF-8 is replaced, byte by byte; what is, stays. */
 	EXPECT(ebb_pause(odd, 1, NULL) == EBB_ERR_UNKNOWN_TAG);
 	json_error(text, sizeof(text));
-	EXPECT(strstr(text, "\"\\ufffd|\xc3\xa9|\xe2\x82\xac|\\ufffd\\ufffd|\\ufffd\\ufffd\\ufffd|\\ufffd\\ufffd| \\\"\"}") != NULL);
+	EXPECT(strstr(text, "\"\\ufffd|\xc3\xa9|\xe2\x82\xac|\\ufffd\\ufffd|"
+			    "\\ufffd\\ufffd\\ufffd|\\ufffd\\ufffd| \\\"\"}") != NULL);
 	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strchr(text, '\n') == NULL);
 }
 
