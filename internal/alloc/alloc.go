@@ -77,6 +77,7 @@ type Piece struct {
 	Offset, Length uint64
 	Handle         mem.Handle
 	Mapped         bool
+	Granted        bool // access was granted since it was mapped
 	Props          mem.Props
 	Access         []mem.Access
 }

@@ -94,6 +94,10 @@ const (
 	CodeDeinitialized    Code = 4
 	CodeInvalidContext   Code = 201
 	CodeContextDestroyed Code = 709
+
+	// The range of the stream capture errors.
+	CodeCaptureFirst Code = 900
+	CodeCaptureLast  Code = 908
 )
 
 // Error is a failed driver call.
@@ -112,6 +116,12 @@ func (e *Error) Error() string {
 func IsCode(err error, code Code) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code == code
+}
+
+// IsCapture reports whether err says that a stream capture forbids a call.
+func IsCapture(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code >= CodeCaptureFirst && e.Code <= CodeCaptureLast
 }
 
 // IsOutOfMemory reports whether err says that device or host memory ran out.

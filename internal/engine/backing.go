@@ -23,21 +23,31 @@ type backings struct {
 	byID map[uint64]store.Backing // by allocation ID
 }
 
-// open returns the allocation's backing, empty and with its room taken. When that fails, a
-// backing made now is released again.
-func (b *backings) open(a *alloc.Allocation) (store.Backing, error) {
-	backing, fresh, err := b.get(a)
+// open returns the allocation's backing, empty and with its room taken, and whether it was made
+// now. When that fails, a backing made now is released again.
+func (b *backings) open(a *alloc.Allocation) (backing store.Backing, fresh bool, err error) {
+	backing, fresh, err = b.get(a)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if err := backing.Reserve(); err != nil {
 		if fresh {
 			err = errors.Join(err, b.release(a))
 		}
-		return nil, err
+		return nil, false, err
 	}
 	backing.Invalidate()
-	return backing, nil
+	return backing, fresh, nil
+}
+
+// has reports whether an allocation has a backing.
+func (b *backings) has(a *alloc.Allocation) bool { return b.find(a) != nil }
+
+// rest closes what the stores keep open during an operation.
+func (b *backings) rest() {
+	for _, s := range []store.Store{b.files, b.pinned, b.mmap} {
+		s.Rest()
+	}
 }
 
 func (b *backings) get(a *alloc.Allocation) (backing store.Backing, fresh bool, err error) {
@@ -77,8 +87,9 @@ func (b *backings) release(a *alloc.Allocation) error {
 	if backing == nil {
 		return nil
 	}
+	where := backing.Where()
 	if err := backing.Release(); err != nil && !errors.Is(err, store.ErrClosed) && !device.IsCode(err, device.CodeDeinitialized) {
-		return fmt.Errorf("release the backup of %v (%s): %w", a, backing.Where(), err)
+		return fmt.Errorf("release the backup of %v (%s): %w", a, where, err)
 	}
 	return nil
 }

@@ -3,7 +3,9 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
+	"slices"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
@@ -76,8 +78,8 @@ func (e *Engine) withContext(ctx device.Context, fn func() error) (err error) {
 		return err
 	}
 	defer func() {
-		if _, e2 := e.drv.ExchangeCaptureMode(mode); err == nil {
-			err = e2
+		if _, e2 := e.drv.ExchangeCaptureMode(mode); err == nil && e2 != nil {
+			err = restoreError(e2)
 		}
 	}()
 	if before == ctx {
@@ -87,11 +89,16 @@ func (e *Engine) withContext(ctx device.Context, fn func() error) (err error) {
 		return err
 	}
 	defer func() {
-		if e2 := e.drv.SetContext(before); err == nil {
-			err = e2
+		if e2 := e.drv.SetContext(before); err == nil && e2 != nil {
+			err = restoreError(e2)
 		}
 	}()
 	return fn()
+}
+
+// restoreError hides the driver's code: it speaks of the caller's context, not of what was done.
+func restoreError(err error) error {
+	return fmt.Errorf("%w: put back the calling thread's CUDA context: %v", ErrState, err)
 }
 
 func (e *Engine) withDevice(dev int, fn func() error) error {
@@ -132,6 +139,9 @@ func (e *Engine) synchronize(dev int) error {
 			e.mu.Unlock()
 			continue
 		}
+		if device.IsCapture(err) { // begun through the driver's API, which nobody counts
+			return fmt.Errorf("%w: wait for device %d: %w", ErrCapture, dev, err)
+		}
 		if err != nil {
 			return fmt.Errorf("%w: wait for device %d: %w", ErrDeviceFault, dev, err)
 		}
@@ -139,9 +149,13 @@ func (e *Engine) synchronize(dev int) error {
 	return nil
 }
 
-// synchronizeAll waits for every device that holds one of the allocations.
-func (e *Engine) synchronizeAll(set []*alloc.Allocation) error {
-	for _, dev := range devicesOf(set) {
+// synchronizeAll waits for every device that memory is managed on: work of one device may use
+// the memory of another.
+func (e *Engine) synchronizeAll() error {
+	e.mu.Lock()
+	devices := slices.Sorted(maps.Keys(e.devices))
+	e.mu.Unlock()
+	for _, dev := range devices {
 		if err := e.synchronize(dev); err != nil {
 			return err
 		}
@@ -149,33 +163,24 @@ func (e *Engine) synchronizeAll(set []*alloc.Allocation) error {
 	return nil
 }
 
-func devicesOf(set []*alloc.Allocation) []int {
-	var list []int
-	seen := map[int]bool{}
-	for _, a := range set {
-		if !seen[a.Device] {
-			seen[a.Device] = true
-			list = append(list, a.Device)
-		}
-	}
-	return list
-}
-
-// mapPieces maps the pieces that have physical memory and are not mapped, and grants access.
+// mapPieces maps the pieces that are not mapped, and grants access where that was not done.
 func (e *Engine) mapPieces(a *alloc.Allocation) error {
 	for i := range a.Pieces {
 		p := &a.Pieces[i]
-		if p.Mapped {
+		at := a.Base + mem.Addr(p.Offset)
+		if !p.Mapped {
+			if err := e.drv.MemMap(at, p.Length, 0, p.Handle); err != nil {
+				return fmt.Errorf("map %v: %w", a, err)
+			}
+			p.Mapped = true
+		}
+		if p.Granted {
 			continue
 		}
-		at := a.Base + mem.Addr(p.Offset)
-		if err := e.drv.MemMap(at, p.Length, 0, p.Handle); err != nil {
-			return fmt.Errorf("map %v: %w", a, err)
-		}
-		p.Mapped = true
 		if err := e.drv.MemSetAccess(at, p.Length, p.Access); err != nil {
 			return fmt.Errorf("grant access to %v: %w", a, err)
 		}
+		p.Granted = true
 	}
 	return nil
 }
@@ -191,7 +196,7 @@ func (e *Engine) releasePieces(a *alloc.Allocation) (released uint64, err error)
 				err = errors.Join(err, fmt.Errorf("unmap %v: %w", a, e2))
 				continue
 			}
-			p.Mapped = false
+			p.Mapped, p.Granted = false, false
 		}
 		if p.Handle != 0 {
 			if e2 := ignoreDeinitialized(e.drv.MemRelease(p.Handle)); e2 != nil {

@@ -7,7 +7,7 @@
 // Locks, in the order in which they are taken:
 //
 //	Engine.op      one pause or resume at a time; held over device and disk I/O
-//	Engine.mu      what is learned while running; short sections
+//	Engine.mu      what is learned while running; held while a device is asked the first time
 //	backings.mu    which backing holds which allocation
 //	gate.mu        who waits for a safe point
 //	alloc.Table    its own lock, last
@@ -39,9 +39,8 @@ import (
 
 // Limits of the engine's own footprint in the actor's process.
 const (
-	maxWorkers  = 8       // I/O workers; the staging layout may give fewer
-	maxBlock    = 8 << 20 // bytes of a block at most
-	goProcs     = 4       // Go threads that run at once, whatever the host's GOMAXPROCS says
+	maxWorkers  = 8 // I/O workers; the staging layout may give fewer
+	goProcs     = 4 // Go threads that run at once, whatever the host's GOMAXPROCS says
 	goHeapBytes = 64 << 20
 )
 
@@ -84,7 +83,7 @@ type Engine struct {
 func Start(c Config) (*Engine, error) {
 	runtime.GOMAXPROCS(min(goProcs, runtime.NumCPU()))
 	debug.SetMemoryLimit(goHeapBytes)
-	block, blocks, workers := staging.Layout(c.ChunkBytes, maxWorkers, maxBlock)
+	block, blocks, workers := staging.Layout(c.ChunkBytes, maxWorkers, staging.DefaultMaxBlock)
 	if blocks == 0 {
 		return nil, fmt.Errorf("%w: a staging chunk of %d bytes is too small, at least %d are needed", ErrInvalid, c.ChunkBytes, uint64(staging.MinChunk))
 	}
@@ -181,7 +180,7 @@ func (e *Engine) ensureStaging(dev int) error {
 	var st *staging.Staging
 	err := e.withDevice(dev, func() (err error) {
 		st, err = staging.New(staging.Options{
-			ChunkBytes: e.config.ChunkBytes, Workers: e.workers, MaxBlock: maxBlock,
+			ChunkBytes: e.config.ChunkBytes, Workers: e.workers,
 			NUMANode: e.drv.NUMANode(dev), Register: e.drv.HostRegister, Unregister: e.drv.HostUnregister,
 		})
 		return err
@@ -203,7 +202,7 @@ func fileNames(self rankdir.Owner) func(seq uint64) string {
 	return func(seq uint64) string { return fmt.Sprintf("%s%d.bak", prefix, seq) }
 }
 
-// newStores makes the three stores of an engine.
+// newBackings makes the three stores of an engine.
 func newBackings(e *Engine, self rankdir.Owner) backings {
 	return backings{
 		files: store.NewFiles(store.FilesOptions{

@@ -50,6 +50,34 @@ func (e *DeviceMemoryError) Unwrap() []error {
 	return []error{ErrDeviceMemory, e.Err}
 }
 
+// errorList joins errors of many allocations into one that can be read: the first few, and how
+// many more there were.
+type errorList struct {
+	first []error
+	more  int
+}
+
+const errorsShown = 3
+
+func (l *errorList) add(err error) {
+	switch {
+	case err == nil:
+	case len(l.first) < errorsShown:
+		l.first = append(l.first, err)
+	default:
+		l.more++
+	}
+}
+
+// err is nil when none was added.
+func (l *errorList) err() error {
+	err := errors.Join(l.first...)
+	if l.more > 0 {
+		err = fmt.Errorf("%w\nand %d more", err, l.more)
+	}
+	return err
+}
+
 // Numbers of ebb_code in abi/ebb.h.
 const (
 	CodeOK           = 0

@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
@@ -97,7 +98,10 @@ func (e *Engine) Free(base mem.Addr, captureActive bool) error {
 	if e2 == nil { // a range with something mapped cannot be freed
 		err = errors.Join(err, ignoreDeinitialized(e.drv.AddressFree(a.Base, a.Reserved)))
 	}
-	return errors.Join(err, e.backings.release(a))
+	if e2 := e.backings.release(a); e2 != nil {
+		e.log.Print(e2) // the memory is freed; the store removes the rest when it is closed
+	}
+	return err
 }
 
 // leaveFree refuses an allocation after which less than margin bytes of the device were free.
@@ -107,7 +111,11 @@ func (e *Engine) leaveFree(dev int, size, margin uint64) error {
 		return fmt.Errorf("ask for the free memory of device %d: %w", dev, err)
 	}
 	if free < margin || free-margin < size {
-		return fmt.Errorf("with a margin of %d bytes: %w", margin, &DeviceMemoryError{Device: dev, Need: size + margin, Free: free})
+		need := size + margin
+		if need < size {
+			need = math.MaxUint64
+		}
+		return fmt.Errorf("with a margin of %d bytes: %w", margin, &DeviceMemoryError{Device: dev, Need: need, Free: free})
 	}
 	return nil
 }

@@ -19,9 +19,6 @@ import (
 // for, a write that arrives later can be lost.
 func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	start := time.Now()
-	if s.CaptureActive {
-		return res, ErrCapture
-	}
 	e.op.Lock()
 	defer e.op.Unlock()
 	e.mu.Lock()
@@ -38,7 +35,8 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 		}
 		return res, nil
 	}
-	p, err := e.save(set)
+	defer e.backings.rest()
+	p, err := e.save(set, s.CaptureActive)
 	if err != nil {
 		e.table.Settle(set, alloc.Active)
 		e.recordPause(res, err)
@@ -59,16 +57,25 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	return res, err
 }
 
-// save brings all bytes of the set into its backings. The set is in Pausing.
-func (e *Engine) save(set []*alloc.Allocation) (plan.Plan, error) {
-	if err := e.synchronizeAll(set); err != nil {
-		return plan.Plan{}, err
+// save brings all bytes of the set into its backings, or gives back what it took of host memory
+// and disk. The set is in Pausing.
+func (e *Engine) save(set []*alloc.Allocation, captureActive bool) (p plan.Plan, err error) {
+	if captureActive { // waiting for the device would invalidate it
+		return p, ErrCapture
 	}
-	held, err := e.openBackings(set)
+	if err := e.synchronizeAll(); err != nil {
+		return p, err
+	}
+	held, fresh, err := e.openBackings(set)
 	if err != nil {
-		return plan.Plan{}, err
+		return p, err
 	}
-	p := plan.Blocks(items(set), e.block)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, e.releaseBackings(fresh))
+		}
+	}()
+	p = plan.Blocks(items(set), e.block)
 	if err := e.carry(p, set, held, (*pipeline.Pool).Store); err != nil {
 		return p, err
 	}
@@ -81,61 +88,81 @@ func (e *Engine) save(set []*alloc.Allocation) (plan.Plan, error) {
 		}
 	}
 	// A fault that happened meanwhile would have made the copies worthless.
-	return p, e.synchronizeAll(set)
+	return p, e.synchronizeAll()
 }
 
 // openBackings returns the backings of the set, each with its room taken; nil for allocations
-// without backup. Those opened before an error keep their room for the next try.
-func (e *Engine) openBackings(set []*alloc.Allocation) ([]store.Backing, error) {
-	held := make([]store.Backing, len(set))
+// without backup. fresh are the allocations that had none before. On an error those are
+// released again, and an error about a lack of room tells of all the room that was needed.
+func (e *Engine) openBackings(set []*alloc.Allocation) (held []store.Backing, fresh []*alloc.Allocation, err error) {
+	need := map[alloc.Backup]uint64{} // bytes of the allocations without a backing
+	for _, a := range set {
+		if !e.backings.has(a) {
+			need[a.Backup] += a.Size
+		}
+	}
+	held = make([]store.Backing, len(set))
 	for i, a := range set {
 		if a.Backup == alloc.BackupNone {
 			continue
 		}
-		b, err := e.backings.open(a)
+		b, isNew, err := e.backings.open(a)
 		if err != nil {
-			return nil, fmt.Errorf("make room for %v: %w", a, err)
+			err = fmt.Errorf("make room for %v; this pause needs %d bytes more in all: %w", a, need[a.Backup], err)
+			return nil, nil, errors.Join(err, e.releaseBackings(fresh))
 		}
 		held[i] = b
+		if isNew {
+			fresh = append(fresh, a)
+		}
 	}
-	return held, nil
+	return held, fresh, nil
+}
+
+func (e *Engine) releaseBackings(list []*alloc.Allocation) error {
+	var errs errorList
+	for _, a := range list {
+		errs.add(e.backings.release(a))
+	}
+	return errs.err()
 }
 
 // carry runs a plan over the set with the pool, making the pool and its staging buffer first
 // if they are needed and not there.
-func (e *Engine) carry(p plan.Plan, set []*alloc.Allocation, held []store.Backing, run func(*pipeline.Pool, []pipeline.Move) error) error {
-	if len(p.Moves) == 0 {
+func (e *Engine) carry(p plan.Plan, set []*alloc.Allocation, held []store.Backing, run func(*pipeline.Pool, pipeline.Moves) error) error {
+	if p.Moves() == 0 {
 		return nil
 	}
 	if err := e.ensurePool(); err != nil {
 		return err
 	}
-	moves := make([]pipeline.Move, len(p.Moves))
-	staged := false
-	for i, m := range p.Moves {
+	for i, b := range held {
+		if b != nil && b.Memory() == nil {
+			if err := e.ensureStaging(set[i].Device); err != nil {
+				return err
+			}
+			break
+		}
+	}
+	return run(e.pool, pipeline.Moves{Len: p.Moves(), At: func(n int) pipeline.Move {
+		m := p.Move(n)
 		a := set[m.Item]
-		moves[i] = pipeline.Move{
-			Device: a.Device, Addr: a.Base + mem.Addr(m.Offset),
+		return pipeline.Move{
+			Of: a, Device: a.Device, Addr: a.Base + mem.Addr(m.Offset),
 			Offset: m.Offset, Length: m.Length, Backing: held[m.Item],
 		}
-		staged = staged || held[m.Item].Memory() == nil
-	}
-	if staged {
-		if err := e.ensureStaging(set[p.Moves[0].Item].Device); err != nil {
-			return err
-		}
-	}
-	return run(e.pool, moves)
+	}})
 }
 
 // unmapAll releases the memory of the set and settles it: paused, or active where nothing of an
 // allocation could be unmapped. From here on the backings are the only copy.
 func (e *Engine) unmapAll(set []*alloc.Allocation) (paused []*alloc.Allocation, released uint64, err error) {
 	var active []*alloc.Allocation
+	var errs errorList
 	for _, a := range set {
 		n, e2 := e.releasePieces(a)
 		released += n
-		err = errors.Join(err, e2)
+		errs.add(e2)
 		if allMapped(a) {
 			active = append(active, a)
 		} else {
@@ -144,7 +171,7 @@ func (e *Engine) unmapAll(set []*alloc.Allocation) (paused []*alloc.Allocation, 
 	}
 	e.table.Settle(active, alloc.Active)
 	e.table.Settle(paused, alloc.Paused)
-	return paused, released, err
+	return paused, released, errs.err()
 }
 
 func allMapped(a *alloc.Allocation) bool {

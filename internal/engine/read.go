@@ -19,6 +19,7 @@ func (e *Engine) Read(addr mem.Addr, p []byte, captureActive bool) error {
 	}
 	e.op.Lock() // no pause or resume changes where the bytes are
 	defer e.op.Unlock()
+	defer e.backings.rest()
 	a, state, err := e.table.Hold(addr, uint64(len(p)))
 	if err != nil {
 		return fmt.Errorf("%d bytes at %v: %w", len(p), addr, err)

@@ -19,30 +19,42 @@ const pollFree = 50 * time.Millisecond
 
 // Resume brings the memory of the paused allocations with one of the tags (none: of all) back
 // to their addresses, with their bytes. What is active already stays so. On every error all of
-// them stay paused and can be resumed later.
-func (e *Engine) Resume(tags []string, s Settings) (res Result, err error) {
+// them stay paused and can be resumed later. While a device has too little memory it waits
+// until s.ResumeWait has passed, and holds nothing meanwhile: neither memory nor the operation
+// lock.
+func (e *Engine) Resume(tags []string, s Settings) (Result, error) {
 	start := time.Now()
-	if s.CaptureActive {
-		return res, ErrCapture
+	for {
+		res, err := e.resumeOnce(tags, s, start)
+		var short *DeviceMemoryError
+		if errors.As(err, &short) && e.waitForMemory(short, start.Add(s.ResumeWait)) {
+			continue
+		}
+		if err != nil || res.Allocations > 0 {
+			e.recordResume(res, err)
+		}
+		return res, err
 	}
+}
+
+// resumeOnce is Resume without waiting.
+func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Result, err error) {
 	e.op.Lock()
 	defer e.op.Unlock()
 	set, err := e.table.BeginResume(tags)
-	if err != nil {
+	if err != nil || len(set) == 0 {
 		return res, err
 	}
-	if len(set) == 0 {
-		return res, nil
-	}
-	created, p, err := e.restore(set, start.Add(s.ResumeWait))
+	defer e.backings.rest()
+	created, p, err := e.restore(set)
 	if err != nil {
+		var errs errorList
 		for _, a := range set {
 			_, e2 := e.releasePieces(a)
-			err = errors.Join(err, e2)
+			errs.add(e2)
 		}
 		e.table.Settle(set, alloc.Paused)
-		e.recordResume(res, err)
-		return res, err
+		return res, errors.Join(err, errs.err())
 	}
 	e.table.Settle(set, alloc.Active)
 	e.gate.resumed()
@@ -57,13 +69,12 @@ func (e *Engine) Resume(tags []string, s Settings) (res Result, err error) {
 	res.Allocations, res.DeviceBytes = uint64(len(set)), created
 	res.HostBytes, res.DiskBytes = p.HostBytes, p.DiskBytes
 	res.Duration = time.Since(start)
-	e.recordResume(res, nil)
 	return res, nil
 }
 
 // restore gives the set its memory and its bytes. The set is in Resuming.
-func (e *Engine) restore(set []*alloc.Allocation, deadline time.Time) (created uint64, p plan.Plan, err error) {
-	if created, err = e.createAll(set, deadline); err != nil {
+func (e *Engine) restore(set []*alloc.Allocation) (created uint64, p plan.Plan, err error) {
+	if created, err = e.createOnce(set); err != nil {
 		return 0, p, err
 	}
 	for _, a := range set {
@@ -82,18 +93,6 @@ func (e *Engine) restore(set []*alloc.Allocation, deadline time.Time) (created u
 	}
 	p = plan.Blocks(items(set), e.block)
 	return created, p, e.carry(p, set, held, (*pipeline.Pool).Load)
-}
-
-// createAll creates the physical memory that the set lacks: all of it, or none. While there is
-// too little, it waits until the deadline, holding nothing.
-func (e *Engine) createAll(set []*alloc.Allocation, deadline time.Time) (uint64, error) {
-	for {
-		created, err := e.createOnce(set)
-		var short *DeviceMemoryError
-		if !errors.As(err, &short) || !e.waitForMemory(short, deadline) {
-			return created, err
-		}
-	}
 }
 
 // createOnce creates what the set lacks, or nothing.

@@ -22,10 +22,17 @@ import (
 
 // Move is one block: Length bytes of device memory at Addr, and Offset in Backing.
 type Move struct {
+	Of             fmt.Stringer // what it is part of, for errors
 	Device         int
 	Addr           mem.Addr
 	Offset, Length uint64
 	Backing        store.Backing
+}
+
+// Moves are the moves of one operation. At is called from all workers, once for each index.
+type Moves struct {
+	Len int
+	At  func(i int) Move
 }
 
 // Pool is the fixed set of workers.
@@ -64,10 +71,10 @@ func (p *Pool) UseStaging(st *staging.Staging) {
 
 // Store copies the moves from their devices into their backings and returns when every block
 // was accepted. After the first error no further block is begun; that error is returned.
-func (p *Pool) Store(moves []Move) error { return p.do(moves, (*worker).store) }
+func (p *Pool) Store(moves Moves) error { return p.do(moves, (*worker).store) }
 
 // Load copies the moves from their backings to their devices, likewise.
-func (p *Pool) Load(moves []Move) error { return p.do(moves, (*worker).load) }
+func (p *Pool) Load(moves Moves) error { return p.do(moves, (*worker).load) }
 
 // Close ends the workers and destroys their streams.
 func (p *Pool) Close() {
@@ -78,7 +85,7 @@ func (p *Pool) Close() {
 	p.workers = nil
 }
 
-func (p *Pool) do(moves []Move, step func(*worker, *queue) error) error {
+func (p *Pool) do(moves Moves, step func(*worker, *queue) error) error {
 	q := &queue{moves: moves}
 	errs := make(chan error, len(p.workers))
 	for _, w := range p.workers {
@@ -95,7 +102,7 @@ func (p *Pool) do(moves []Move, step func(*worker, *queue) error) error {
 
 // queue hands out the moves of one operation, each once, in order.
 type queue struct {
-	moves []Move
+	moves Moves
 	next  atomic.Int64
 	stop  atomic.Bool // a worker failed
 }
@@ -105,10 +112,11 @@ func (q *queue) take() *Move {
 		return nil
 	}
 	i := q.next.Add(1) - 1
-	if i >= int64(len(q.moves)) {
+	if i >= int64(q.moves.Len) {
 		return nil
 	}
-	return &q.moves[i]
+	m := q.moves.At(int(i))
+	return &m
 }
 
 type job struct {
@@ -137,6 +145,7 @@ func (w *worker) guard(j job) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%w: %v", ErrPanic, r)
+			w.drain()
 		}
 		if err != nil {
 			j.queue.stop.Store(true)

@@ -32,6 +32,10 @@ type inflight struct {
 	stream device.Stream
 }
 
+func (b *inflight) failed(doing string, err error) error {
+	return fmt.Errorf("%s %d bytes at offset %d of %v: %w", doing, b.move.Length, b.move.Offset, b.move.Of, err)
+}
+
 // store copies blocks to the host and writes them: while one is written, the next is copied.
 func (w *worker) store(q *queue) error {
 	cur, err := w.beginCopyOut(q, 0)
@@ -56,20 +60,23 @@ func (w *worker) beginCopyOut(q *queue, slot int) (*inflight, error) {
 		return nil, err
 	}
 	if err := w.drv.CopyToHost(unsafe.Pointer(unsafe.SliceData(b.host)), b.move.Addr, b.move.Length, b.stream); err != nil {
-		return nil, fmt.Errorf("copy %d bytes at %v to the host: %w", b.move.Length, b.move.Addr, err)
+		return nil, b.failed("copy to the host", err)
 	}
 	return b, nil
 }
 
 func (w *worker) finishCopyOut(b *inflight) error {
 	if err := w.drv.StreamSynchronize(b.stream); err != nil {
-		return fmt.Errorf("copy %d bytes at %v to the host: %w", b.move.Length, b.move.Addr, err)
+		return b.failed("copy to the host", err)
 	}
 	if b.direct {
 		b.move.Backing.MarkStored(b.move.Offset)
 		return nil
 	}
-	return b.move.Backing.WriteBlock(b.move.Offset, b.host)
+	if err := b.move.Backing.WriteBlock(b.move.Offset, b.host); err != nil {
+		return b.failed("save", err)
+	}
+	return nil
 }
 
 // load reads blocks and copies them to the device: while one is copied, the next is read.
@@ -89,11 +96,12 @@ func (w *worker) load(q *queue) error {
 		}
 		if !b.direct {
 			if err = b.move.Backing.ReadBlock(b.move.Offset, b.host); err != nil {
+				err = b.failed("restore", err)
 				break
 			}
 		}
 		if err = w.drv.CopyToDevice(b.move.Addr, unsafe.Pointer(unsafe.SliceData(b.host)), b.move.Length, b.stream); err != nil {
-			err = fmt.Errorf("copy %d bytes to %v: %w", b.move.Length, b.move.Addr, err)
+			err = b.failed("copy to the device", err)
 			break
 		}
 		busy[slot] = b
@@ -111,7 +119,7 @@ func (w *worker) load(q *queue) error {
 
 func (w *worker) waitCopyIn(b *inflight) error {
 	if err := w.drv.StreamSynchronize(b.stream); err != nil {
-		return fmt.Errorf("copy %d bytes to %v: %w", b.move.Length, b.move.Addr, err)
+		return b.failed("copy to the device", err)
 	}
 	return nil
 }
@@ -162,6 +170,19 @@ func (w *worker) useDevice(dev int) (*[slots]device.Stream, error) {
 	}
 	w.streams[dev] = &s
 	return &s, nil
+}
+
+// drain waits for whatever the worker's streams still do.
+func (w *worker) drain() {
+	for dev := range w.streams {
+		s, err := w.useDevice(dev)
+		if err != nil {
+			continue
+		}
+		for _, one := range s {
+			_ = w.drv.StreamSynchronize(one)
+		}
+	}
 }
 
 func (w *worker) destroyStreams() {

@@ -8,22 +8,32 @@ import (
 )
 
 func TestBlocksCutsEachItemAndKeepsTheOrder(t *testing.T) {
-	got := Blocks([]Item{{10, Disk}, {7, Discard}, {4, Host}}, 4)
-	want := Plan{
-		Moves: []Move{
-			{0, 0, 4, Disk}, {0, 4, 4, Disk}, {0, 8, 2, Disk},
-			{2, 0, 4, Host},
-		},
-		Bytes: 21, HostBytes: 4, DiskBytes: 10,
+	p := Blocks([]Item{{10, Disk}, {7, Discard}, {4, Host}}, 4)
+	want := []Move{
+		{0, 0, 4, Disk}, {0, 4, 4, Disk}, {0, 8, 2, Disk},
+		{2, 0, 4, Host},
 	}
-	if d := cmp.Diff(want, got); d != "" {
+	if d := cmp.Diff(want, all(p)); d != "" {
 		t.Fatal(d)
+	}
+	if p.Bytes != 21 || p.HostBytes != 4 || p.DiskBytes != 10 {
+		t.Fatalf("sums %d, %d, %d", p.Bytes, p.HostBytes, p.DiskBytes)
 	}
 }
 
+func all(p Plan) []Move {
+	var list []Move
+	for n := range p.Moves() {
+		list = append(list, p.Move(n))
+	}
+	return list
+}
+
 func TestBlocksOfNothing(t *testing.T) {
-	if d := cmp.Diff(Plan{}, Blocks(nil, 1)); d != "" {
-		t.Fatal(d)
+	for _, items := range [][]Item{nil, {{7, Discard}}} {
+		if p := Blocks(items, 1); p.Moves() != 0 {
+			t.Fatalf("%d moves of %v", p.Moves(), items)
+		}
 	}
 }
 
@@ -36,7 +46,7 @@ func TestBlocksCoverEveryByteOnce(t *testing.T) {
 			items = append(items, Item{rapid.Uint64Range(0, 300).Draw(t, "size"), Target(rapid.IntRange(0, 2).Draw(t, "target"))})
 		}
 		next := make([]uint64, len(items))
-		for _, m := range Blocks(items, block).Moves {
+		for _, m := range all(Blocks(items, block)) {
 			switch {
 			case m.Offset != next[m.Item]:
 				t.Fatalf("item %d: block at %d, want %d", m.Item, m.Offset, next[m.Item])

@@ -12,7 +12,7 @@ const (
 // Layout cuts a chunk of so many bytes into blocks for so many workers. Each worker needs two
 // blocks, one at the device while the other is at the disk. A block is the largest power of two
 // up to maxBlock with which all workers have theirs, and at least MinBlock; a chunk too small for
-// that serves fewer workers. The whole chunk is cut, so there may be more than two blocks each.
+// that serves fewer workers. No more is taken of the chunk than the workers use.
 // All results are 0 when the chunk is smaller than MinChunk.
 func Layout(chunk uint64, workers int, maxBlock uint64) (blockBytes uint64, blocks, usableWorkers int) {
 	if chunk < MinChunk {
@@ -26,5 +26,5 @@ func Layout(chunk uint64, workers int, maxBlock uint64) (blockBytes uint64, bloc
 	for block*2 <= maxBlock && 2*uint64(workers)*(block*2) <= chunk {
 		block *= 2
 	}
-	return block, int(chunk / block), workers
+	return block, 2 * workers, workers
 }

@@ -22,14 +22,14 @@ func TestLayoutCutsTheChunk(t *testing.T) {
 		{1 * mib, 16, 8 * mib, 64 * kib, 16, 8}, // too small for 16: fewer workers
 		{16 * mib, 4, 8 * mib, 2 * mib, 8, 4},
 		{16 * mib, 8, 8 * mib, 1 * mib, 16, 8},
-		{100 * mib, 8, 8 * mib, 4 * mib, 25, 8},     // not a power of two: every whole block is used
-		{256 * mib, 4, 8 * mib, 8 * mib, 32, 4},     // blocks stop growing at the limit
-		{256 * mib, 8, 8 * mib, 8 * mib, 32, 8},     //
-		{256 * mib, 8, 3 * mib, 2 * mib, 128, 8},    // a limit that is no power of two
-		{256 * mib, 8, 1, 64 * kib, 4096, 8},        // a limit below the smallest block
-		{1024 * mib, 16, 8 * mib, 8 * mib, 128, 16}, //
+		{100 * mib, 8, 8 * mib, 4 * mib, 16, 8},    // not a power of two
+		{256 * mib, 4, 8 * mib, 8 * mib, 8, 4},     // blocks stop growing at the limit
+		{256 * mib, 8, 8 * mib, 8 * mib, 16, 8},    //
+		{256 * mib, 8, 3 * mib, 2 * mib, 16, 8},    // a limit that is no power of two
+		{256 * mib, 8, 1, 64 * kib, 16, 8},         // a limit below the smallest block
+		{1024 * mib, 16, 8 * mib, 8 * mib, 32, 16}, //
 		{1024 * mib, 16, 64 * mib, 32 * mib, 32, 16},
-		{1024*mib + 5, 16, 8 * mib, 8 * mib, 128, 16},
+		{1024*mib + 5, 16, 8 * mib, 8 * mib, 32, 16},
 		{128 * kib, 8, 8 * mib, 64 * kib, 2, 1}, // the smallest chunk
 		{128*kib - 1, 1, 8 * mib, 0, 0, 0},
 		{0, 1, 8 * mib, 0, 0, 0},
@@ -53,9 +53,9 @@ func TestLayoutOfAnyChunk(t *testing.T) {
 		switch {
 		case block < MinBlock || block > maxBlock || block&(block-1) != 0:
 			t.Fatalf("block of %d bytes", block)
-		case uint64(blocks)*block > chunk || chunk-uint64(blocks)*block >= block:
-			t.Fatalf("%d blocks of %d do not fill the chunk", blocks, block)
-		case serve < 1 || serve > workers || blocks < 2*serve:
+		case uint64(blocks)*block > chunk:
+			t.Fatalf("%d blocks of %d are more than the chunk", blocks, block)
+		case serve < 1 || serve > workers || blocks != 2*serve:
 			t.Fatalf("%d blocks serve %d workers", blocks, serve)
 		case serve < workers && block != MinBlock:
 			t.Fatalf("workers were given up for blocks of %d bytes", block)

@@ -50,7 +50,7 @@ func TestChunkIsOneRegisteredPieceOfAlignedBlocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if s.BlockBytes() != 1<<20 || s.Blocks() != 5 || s.Workers() != 2 || s.Bytes() != 5<<20 {
+	if s.BlockBytes() != 1<<20 || s.Blocks() != 4 || s.Workers() != 2 || s.Bytes() != 4<<20 {
 		t.Errorf("%d blocks of %d bytes, %d in all, for %d workers", s.Blocks(), s.BlockBytes(), s.Bytes(), s.Workers())
 	}
 	if n := r.pinned[unsafe.Pointer(&s.Block(0)[0])]; len(r.pinned) != 1 || n != s.Bytes() {
@@ -100,7 +100,7 @@ func TestTooSmallAChunkIsRefused(t *testing.T) {
 // where there is one, and not locked.
 func TestMappingFlags(t *testing.T) {
 	var r registry
-	s, err := New(options(&r, 40<<20, 4)) // enough for two touching threads
+	s, err := New(options(&r, 80<<20, 4)) // enough for two touching threads
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +202,9 @@ func TestRefusedRegistrationLeavesNothing(t *testing.T) {
 
 func TestMemoryThatTheHostCannotGiveIsATypedError(t *testing.T) {
 	var r registry
-	_, err := New(options(&r, 1<<50, 1)) // beyond the address space
+	o := options(&r, 1<<50, 1) // beyond the address space
+	o.MaxBlock = 1 << 49
+	_, err := New(o)
 	var m *MemoryError
 	if !errors.Is(err, ErrHostMemory) || !errors.As(err, &m) || m.Bytes != 1<<50 {
 		t.Errorf("New = %v", err)
