@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 	"unsafe"
@@ -20,7 +21,8 @@ import (
 )
 
 // The tests drive the engine over softgpu, in this process, with a granularity of 64 KiB, so
-// that many allocations stay cheap, and two devices of 256 MiB.
+// that many allocations stay cheap, and two devices of 256 MiB. Submitted work does not begin
+// until somebody waits for it, so that a wait that is missing always shows.
 func TestMain(m *testing.M) {
 	if args := os.Getenv(holderEnv); args != "" {
 		os.Exit(beHolder(args))
@@ -30,6 +32,7 @@ func TestMain(m *testing.M) {
 		"SOFTGPU_MEM_MB":         "256",
 		"SOFTGPU_DEVICES":        "2",
 		"SOFTGPU_GRANULARITY_KB": "64",
+		"SOFTGPU_LATENCY_US":     "hold",
 	} {
 		if err := os.Setenv(k, v); err != nil {
 			panic(err)
@@ -367,26 +370,199 @@ func TestFilesKeepNameAndSizeOverCyclesAndGoWithTheirMemory(t *testing.T) {
 	}
 }
 
-func TestWorkSubmittedBeforeAPauseIsInTheBackup(t *testing.T) {
-	r := newRig(t)
-	a := r.make(8<<20, 0, disk("x"))
+// submit begins a copy of new bytes into an array, on a stream that nobody waits for. The source
+// is pinned: pageable memory would be read before the call returns.
+func (r *rig) submit(a *array, in device.Context) {
+	r.t.Helper()
 	a.want = randomBytes(len(a.want))
+	var p unsafe.Pointer
 	var late device.Stream
-	err := r.withDevice(0, func() (err error) {
+	err := r.withContext(in, func() (err error) {
+		if p, err = r.drv.HostAlloc(uint64(len(a.want))); err != nil {
+			return err
+		}
+		copy(unsafe.Slice((*byte)(p), len(a.want)), a.want)
 		if late, err = r.drv.StreamCreate(); err != nil {
 			return err
 		}
-		return r.drv.CopyToDevice(a.addr, unsafe.Pointer(&a.want[0]), uint64(len(a.want)), late)
+		return r.drv.CopyToDevice(a.addr, p, uint64(len(a.want)), late)
 	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() {
+		err := r.withContext(in, func() error { return errors.Join(r.drv.StreamDestroy(late), r.drv.HostFree(p)) })
+		if err != nil {
+			r.t.Error(err)
+		}
+	})
+}
+
+func (r *rig) primary(dev int) device.Context {
+	r.t.Helper()
+	ctx, err := r.drv.PrimaryContext(dev)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return ctx
+}
+
+func TestWorkSubmittedBeforeAPauseIsInTheBackup(t *testing.T) {
+	for name, reg := range map[string]Region{"disk": disk("x"), "pinned": pinned("x"), "mmap": mmap("x")} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			a := r.make(8<<20, 0, reg)
+			r.submit(a, r.primary(0))
+			r.pause()
+			r.resume()
+			r.holds(a)
+		})
+	}
+}
+
+// A pause of one tag waits for all devices: work of another one may use the memory.
+func TestAPauseWaitsForEveryDevice(t *testing.T) {
+	r := newRig(t)
+	r.make(1<<20, 0, disk("x"))
+	r.make(1<<20, 1, disk("y"))
+	r.fault("cuCtxSynchronize:2:700")
+	_, err := r.Pause([]string{"x"}, r.set)
+	if !errors.Is(err, ErrDeviceFault) || !bytes.Contains([]byte(err.Error()), []byte("wait for device 1")) {
+		t.Fatalf("the second wait was not for device 1: %v", err)
+	}
+}
+
+// Work submitted through another context than the primary one, under which memory was allocated,
+// is waited for too.
+func TestAPauseWaitsForOtherContexts(t *testing.T) {
+	r := newRig(t)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	other, err := cuda.NewSoftwareContext(r.drv, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.pause() // nobody waited for the copy
-	r.resume()
-	r.holds(a)
-	if err := r.withDevice(0, func() error { return r.drv.StreamDestroy(late) }); err != nil {
+	var a *array
+	if err := r.withContext(other, func() error { a = r.make(1<<20, 0, disk("x")); return nil }); err != nil {
 		t.Fatal(err)
 	}
+	r.submit(a, other)
+	r.pause()
+	r.resume()
+	r.holds(a)
+}
+
+func TestAFreeWaitsForWorkOnTheMemory(t *testing.T) {
+	r := newRig(t)
+	a := r.make(1<<20, 0, disk("x"))
+	r.submit(a, r.primary(0))
+	if err := r.Free(a.addr, false); err != nil {
+		t.Fatal(err)
+	}
+	// Work that finds its memory gone poisons the context.
+	if err := r.synchronize(0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A fault that comes while the bytes are copied makes the copies worthless.
+func TestAFaultDuringAPauseFailsIt(t *testing.T) {
+	r := newRig(t)
+	a := r.make(1<<20, 0, disk("x"))
+	waits := len(r.devices) // for each device, before the copies; then again after them
+	r.fault(fmt.Sprintf("cuCtxSynchronize:%d:700", waits+1))
+	if _, err := r.Pause(nil, r.set); !errors.Is(err, ErrDeviceFault) || Code(err) != CodeDeviceFault {
+		t.Fatalf("got %v", err)
+	}
+	r.fault("")
+	r.holds(a)
+}
+
+func TestACaptureThatTheDriverReportsIsNoDeviceFault(t *testing.T) {
+	r := newRig(t)
+	r.make(1<<20, 0, disk("x"))
+	r.fault("cuCtxSynchronize:1:900")
+	if _, err := r.Pause(nil, r.set); !errors.Is(err, ErrCapture) || errors.Is(err, ErrDeviceFault) {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestAPauseThatFailsGivesItsRoomBack(t *testing.T) {
+	r := newRig(t)
+	a, b := r.make(1<<20, 0, disk("x")), r.make(1<<20, 0, pinned("x"))
+	check := func(files int) {
+		t.Helper()
+		r.fault("cuMemcpyDtoHAsync:2:999")
+		if _, err := r.Pause(nil, r.set); err == nil {
+			t.Fatal("the pause succeeded")
+		}
+		r.fault("")
+		if got := len(r.files()); got != files {
+			t.Errorf("%d files, want %d", got, files)
+		}
+		if n := r.backings.pinned.Usage().HostBytes; n != 0 {
+			t.Errorf("%d bytes of host memory are kept", n)
+		}
+		if _, err := r.BackupPointer(b.addr, 1); !errors.Is(err, ErrState) {
+			t.Errorf("a pointer to a backup that was not finished: %v", err)
+		}
+		r.holds(a, b)
+	}
+	check(0)
+	r.pause()
+	r.resume()
+	check(1) // files that were there before stay, for the next pause
+}
+
+func TestNothingToDoIsNoErrorDuringACapture(t *testing.T) {
+	r := newRig(t)
+	a := r.make(1<<20, 0, disk("x"))
+	s := r.set
+	s.CaptureActive = true
+	if _, err := r.Resume(nil, s); err != nil {
+		t.Errorf("resume of nothing: %v", err)
+	}
+	r.pause()
+	if _, err := r.Pause(nil, s); err != nil {
+		t.Errorf("pause of nothing: %v", err)
+	}
+	if _, err := r.Resume(nil, s); err != nil { // it waits for no device but its own streams
+		t.Errorf("resume: %v", err)
+	}
+	r.holds(a)
+}
+
+func TestManyErrorsAreCutToAFew(t *testing.T) {
+	var l errorList
+	for i := range 10000 {
+		l.add(fmt.Errorf("failure %d", i))
+	}
+	if text := l.err().Error(); text != "failure 0\nfailure 1\nfailure 2\nand 9997 more" {
+		t.Fatal(text)
+	}
+	if (&errorList{}).err() != nil {
+		t.Fatal("no error is one")
+	}
+}
+
+// While a resume waits for memory, other memory can be paused, which may be what it waits for.
+func TestAWaitingResumeHoldsNothing(t *testing.T) {
+	r := newRig(t)
+	a := r.make(60<<20, 0, disk("w"))
+	r.pause()
+	r.make(220<<20, 0, none("kv"))
+	wait := r.set
+	wait.ResumeWait = time.Hour // a failure bound
+	done := make(chan error)
+	go func() {
+		_, err := r.Resume([]string{"w"}, wait)
+		done <- err
+	}()
+	r.pause("kv")
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	r.holds(a)
 }
 
 func TestResumeWithTooLittleMemoryStaysPausedAndCanBeRepeated(t *testing.T) {

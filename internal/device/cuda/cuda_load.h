@@ -102,4 +102,15 @@ static inline enum fault_result set_software_fault(const struct ebb_cuda *cuda, 
 	return set(spec) == 0 ? FAULT_SET : FAULT_UNREADABLE;
 }
 
+/* A further context on a device, as programs of the driver's API make them. For tests; 0 or a CUresult, -1 when the driver
+ * is not softgpu. */
+static inline int new_software_context(const struct ebb_cuda *cuda, CUcontext *context, int device)
+{
+	CUresult (*create)(CUcontext *, unsigned int, CUdevice);
+	*(void **)&create = dlsym(cuda->library, "cuCtxCreate_v2");
+	if (!dlsym(cuda->library, "softgpu_set_fault") || !create)
+		return -1;
+	return (int)create(context, 0, device);
+}
+
 #endif

@@ -5,6 +5,7 @@ import "C"
 
 import (
 	"fmt"
+	"runtime"
 	"unsafe"
 
 	"github.com/ebb-offload/ebb/internal/device"
@@ -28,4 +29,25 @@ func SetSoftwareFault(d device.Driver, spec string) error {
 	default:
 		return fmt.Errorf("setting faults: the driver is not softgpu")
 	}
+}
+
+// NewSoftwareContext makes a further context on a device of softgpu, for tests, and leaves the
+// calling thread's current context as it was. d comes from Open. The context lives as long as
+// the process.
+func NewSoftwareContext(d device.Driver, dev int) (device.Context, error) {
+	soft, ok := d.(*driver)
+	if !ok {
+		return 0, fmt.Errorf("making a context: a driver of type %T is not from this package", d)
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, err := d.Context()
+	if err != nil {
+		return 0, err
+	}
+	var c C.CUcontext
+	if code := C.new_software_context(soft.cuda, &c, C.int(dev)); code != 0 {
+		return 0, fmt.Errorf("making a context on device %d of softgpu: result %d", dev, code)
+	}
+	return device.Context(uintptr(unsafe.Pointer(c))), d.SetContext(before)
 }
