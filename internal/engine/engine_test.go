@@ -514,6 +514,29 @@ func TestAPauseThatFailsGivesItsRoomBack(t *testing.T) {
 	check(1) // files that were there before stay, for the next pause
 }
 
+// Between operations no backup file is open: a forked child would keep its room after it is
+// removed, and a program that closes descriptors could put its own file in its place.
+func TestNoBackupFileIsOpenBetweenOperations(t *testing.T) {
+	r := newRig(t)
+	a := r.make(1<<20, 0, disk("x"))
+	closed := func(after string) {
+		t.Helper()
+		entries, err := os.ReadDir("/proc/self/fd")
+		check(t, err)
+		for _, e := range entries {
+			if path, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && filepath.Dir(path) == r.dir {
+				t.Errorf("%s is open after %s", path, after)
+			}
+		}
+	}
+	r.pause()
+	closed("a pause")
+	r.reads(a, 0, 100)
+	closed("a read")
+	r.resume()
+	closed("a resume")
+}
+
 func TestNothingToDoIsNoErrorDuringACapture(t *testing.T) {
 	r := newRig(t)
 	a := r.make(1<<20, 0, disk("x"))
