@@ -73,6 +73,9 @@ func Settings(o Options, libs Libraries, r Rank, getenv func(string) string) ([]
 		return s, nil
 	}
 
+	if err := checkAllocator(getenv); err != nil {
+		return nil, err
+	}
 	preload, err := preloadList(libs.Preload, getenv("LD_PRELOAD"))
 	if err != nil {
 		return nil, err
