@@ -15,6 +15,8 @@
  * are carried out one after the other.
  * Fork: a forked child cannot use the parent's CUDA state. In it, hooked functions pass to
  * the real runtime and ebb_* return EBB_ERR_FORKED.
+ * Exit: once exit(3) has begun, ebb_* return EBB_ERR_STATE, allocations are the real runtime's, and
+ * managed memory is left for the end of the process to free.
  * Sizes are bytes, times are seconds unless a name says otherwise.
  * A pointer parameter may be null only where that is said.
  */
@@ -93,7 +95,8 @@ size_t ebb_last_error_json(char *buf, size_t cap);
  * What is already paused stays as it is; nothing to do is EBB_OK. But where no memory is managed
  * and the process holds other device memory, a pause of all is EBB_ERR_UNMANAGED.
  * The caller must not touch the memory from any stream or thread during the call or until a
- * resume. Work submitted earlier is waited for. On any error but EBB_ERR_PARTIAL nothing was
+ * resume. Work submitted earlier is waited for, through the devices' primary contexts (the
+ * runtime's) and the calling thread's current one. On any error but EBB_ERR_PARTIAL nothing was
  * unmapped and the actor can go on. result may be null.
  */
 int ebb_pause(const char *const *tags, size_t ntags, ebb_result *result);
@@ -157,7 +160,8 @@ bool tms_get_enable_disk_backup(void);
 
 /* Memory that holds CPU backups made from now on by the calling thread's allocations: "pinned"
  * (page-locked, the default) or "mmap" (plain memory). Initially TMS_INIT_CPU_BACKUP_BACKEND.
- * Anything else is refused with one line and changes nothing. */
+ * Null and "" mean "pinned", whatever TMS_INIT_CPU_BACKUP_BACKEND says. Anything else is refused with
+ * one line and changes nothing. */
 void tms_set_cpu_backup_backend(const char *backend);
 const char *tms_get_cpu_backup_backend(void);
 
@@ -177,17 +181,21 @@ void set_memory_margin_bytes(uint64_t bytes);
 /*
  * Pause and resume of one tag, or of everything (null or empty tag). Return 0 or an ebb_code;
  * existing callers ignore it, therefore:
- * A pause that fails writes one line, "ebb: pause FAILED, memory not freed: ...", and the
- * process goes on (EBB_ON_PAUSE_ERROR=exit: ends with status 70).
+ * A pause that fails writes one line, "ebb: pause FAILED, memory not freed: ..." (EBB_ERR_PARTIAL:
+ * "ebb: pause PARTIAL, part of the memory not freed: ..."), and the process goes on
+ * (EBB_ON_PAUSE_ERROR=exit: ends with status 70).
  * A resume that cannot be completed by its deadline writes one line and ends the process with
  * status 71: its memory is gone and every later use would fault. Use ebb_resume to handle it.
+ * One refused because of a stream capture only writes its line: it can be called again.
  * A tag that no allocation carries is no error here.
+ * Once the process's exit has begun, neither writes a line or changes the exit status.
  */
 int tms_pause(const char *tag);
 int tms_resume(const char *tag);
 
 /* Host copy of managed memory with CPU backup: valid while paused, and after resume while
- * backups are retained. Null otherwise, with the reason in ebb_last_error. */
+ * backups are retained. Null otherwise, with the reason in ebb_last_error; for memory that is not
+ * managed also with one line on stderr. */
 uint8_t *tms_get_cpu_backup_pointer(const uint8_t *gpu_ptr, uint64_t size);
 
 /* Allocation functions for torch.cuda.memory.CUDAPluggableAllocator. Always managed, whatever

@@ -88,12 +88,10 @@ type Code int
 
 // Results that ebb acts on (CUDA driver API, CUresult).
 const (
-	CodeInvalidValue     Code = 1
-	CodeOutOfMemory      Code = 2
-	CodeNotInitialized   Code = 3
-	CodeDeinitialized    Code = 4
-	CodeInvalidContext   Code = 201
-	CodeContextDestroyed Code = 709
+	CodeInvalidValue   Code = 1
+	CodeOutOfMemory    Code = 2
+	CodeNotInitialized Code = 3
+	CodeDeinitialized  Code = 4
 
 	// The range of the stream capture errors.
 	CodeCaptureFirst Code = 900

@@ -17,7 +17,6 @@ type deviceState struct {
 	granularity uint64
 	props       mem.Props
 	primary     device.Context
-	others      map[device.Context]bool // contexts, other than the primary, that were current at an allocation
 }
 
 // deviceState returns what is known of a device, asking the driver the first time.
@@ -31,7 +30,7 @@ func (e *Engine) deviceState(dev int) (*deviceState, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &deviceState{props: mem.DeviceProps(dev, rdma), others: map[device.Context]bool{}}
+	d := &deviceState{props: mem.DeviceProps(dev, rdma)}
 	if d.granularity, err = e.drv.Granularity(d.props); err != nil {
 		return nil, err
 	}
@@ -50,18 +49,6 @@ func (e *Engine) anyDevice() int {
 		return dev
 	}
 	return 0
-}
-
-// noteContext remembers the context that is current on the calling thread at an allocation, so
-// that a pause waits for work submitted through it too.
-func (e *Engine) noteContext(d *deviceState) {
-	ctx, err := e.drv.Context()
-	if err != nil || ctx == 0 || ctx == d.primary {
-		return
-	}
-	e.mu.Lock()
-	d.others[ctx] = true
-	e.mu.Unlock()
 }
 
 // withContext runs fn on the calling goroutine's thread with ctx current and capture mode
@@ -118,39 +105,21 @@ func (e *Engine) freeMemory(dev int) (free uint64, err error) {
 	return free, err
 }
 
-// synchronize waits for all work on the device, in the primary context and in every other
-// context that allocations were made under. Its error is the actor's earlier fault, not ebb's.
+// synchronize waits for all work of the device's primary context. Its error is the actor's
+// earlier fault, not ebb's.
 func (e *Engine) synchronize(dev int) error {
 	d, err := e.deviceState(dev)
 	if err != nil {
 		return err
 	}
-	e.mu.Lock()
-	contexts := []device.Context{d.primary}
-	for c := range d.others {
-		contexts = append(contexts, c)
-	}
-	e.mu.Unlock()
-	for _, c := range contexts {
-		err := e.withContext(c, e.drv.Synchronize)
-		if c != d.primary && (device.IsCode(err, device.CodeInvalidContext) || device.IsCode(err, device.CodeContextDestroyed)) {
-			e.mu.Lock()
-			delete(d.others, c) // the actor destroyed it, and its work ended with it
-			e.mu.Unlock()
-			continue
-		}
-		if device.IsCapture(err) { // begun through the driver's API, which nobody counts
-			return fmt.Errorf("%w: wait for device %d: %w", ErrCapture, dev, err)
-		}
-		if err != nil {
-			return fmt.Errorf("%w: wait for device %d: %w", ErrDeviceFault, dev, err)
-		}
-	}
-	return nil
+	return e.synchronizeContext(d.primary, fmt.Sprintf("device %d", dev))
 }
 
-// synchronizeAll waits for every device that memory is managed on: work of one device may use
-// the memory of another.
+// synchronizeAll waits for every device that memory is managed on, since work of one device may
+// use the memory of another, and for the calling thread's own context where that is another one.
+//
+// Further contexts are the caller's to wait for. That they still exist cannot be known, and a
+// driver that is handed a destroyed one corrupts the process's heap (seen with driver 580).
 func (e *Engine) synchronizeAll() error {
 	e.mu.Lock()
 	devices := slices.Sorted(maps.Keys(e.devices))
@@ -160,7 +129,34 @@ func (e *Engine) synchronizeAll() error {
 			return err
 		}
 	}
-	return nil
+	own, err := e.drv.Context()
+	if err != nil || own == 0 || e.isPrimary(own) {
+		return err
+	}
+	return e.synchronizeContext(own, "the calling thread's context")
+}
+
+func (e *Engine) synchronizeContext(ctx device.Context, name string) error {
+	err := e.withContext(ctx, e.drv.Synchronize)
+	switch {
+	case err == nil:
+		return nil
+	case device.IsCapture(err): // begun through the driver's API, which nobody counts
+		return fmt.Errorf("%w: wait for %s: %w", ErrCapture, name, err)
+	default:
+		return fmt.Errorf("%w: wait for %s: %w", ErrDeviceFault, name, err)
+	}
+}
+
+func (e *Engine) isPrimary(ctx device.Context) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, d := range e.devices {
+		if d.primary == ctx {
+			return true
+		}
+	}
+	return false
 }
 
 // mapPieces maps the pieces that are not mapped, and grants access where that was not done.

@@ -432,9 +432,9 @@ func TestAPauseWaitsForEveryDevice(t *testing.T) {
 	}
 }
 
-// Work submitted through another context than the primary one, under which memory was allocated,
-// is waited for too.
-func TestAPauseWaitsForOtherContexts(t *testing.T) {
+// Work submitted through another context than the primary one is waited for where that is the
+// calling thread's.
+func TestAPauseWaitsForTheCallersContext(t *testing.T) {
 	r := newRig(t)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -442,12 +442,11 @@ func TestAPauseWaitsForOtherContexts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var a *array
-	if err := r.withContext(other, func() error { a = r.make(1<<20, 0, disk("x")); return nil }); err != nil {
+	a := r.make(1<<20, 0, disk("x"))
+	r.submit(a, other)
+	if err := r.withContext(other, func() error { r.pause(); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	r.submit(a, other)
-	r.pause()
 	r.resume()
 	r.holds(a)
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
@@ -27,13 +26,10 @@ func (e *Engine) Malloc(size uint64, dev int, r Region, margin uint64) (mem.Addr
 	if r.Backup < alloc.BackupNone || r.Backup > alloc.BackupDisk {
 		return 0, fmt.Errorf("%w: backup mode %d", ErrInvalid, r.Backup)
 	}
-	runtime.LockOSThread() // the current context, noted below, is the thread's
-	defer runtime.UnlockOSThread()
 	d, err := e.deviceState(dev)
 	if err != nil {
 		return 0, fmt.Errorf("allocate %d bytes: device %d: %w", size, dev, err)
 	}
-	e.noteContext(d)
 	if margin > 0 {
 		if err := e.leaveFree(dev, size, margin); err != nil {
 			return 0, err

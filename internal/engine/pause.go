@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"time"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
@@ -15,10 +16,13 @@ import (
 // Pause takes the memory of the allocations with one of the tags (none: of all) off their
 // devices. What is paused already stays so. On every error but ErrPartial nothing was unmapped.
 //
-// The caller must not write to the memory while Pause runs: work submitted before is waited
-// for, a write that arrives later can be lost.
+// The caller must not write to the memory while Pause runs. Work submitted before through the
+// devices' primary contexts and the calling thread's current one is waited for; a write that
+// arrives later can be lost.
 func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	start := time.Now()
+	runtime.LockOSThread() // the calling thread's context is waited for too
+	defer runtime.UnlockOSThread()
 	e.op.Lock()
 	defer e.op.Unlock()
 	e.mu.Lock()
