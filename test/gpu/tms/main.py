@@ -21,6 +21,19 @@ def one_library():
     assert saver.enabled
 
 
-for checks in ([one_library], simple.CHECKS, tags.CHECKS, backup.CHECKS, graphs.CHECKS, shortage.CHECKS, nested.CHECKS):
+def warm_up():
+    """the kernels and streams of the checks are loaded, which takes device memory for good"""
+    outside = torch.arange(1 << 20, device="cuda")
+    tensor = filled(4 * MiB, tag="warm-up", enable_cpu_backup=True)
+    fingerprint(tensor)
+    bool((outside == torch.arange(1 << 20, device="cuda")).all())
+    int(torch.full((MiB,), 3, dtype=torch.uint8, device="cuda").sum(dtype=torch.int64))
+    tensor.fill_(7)
+    bool((tensor == 7).all())
+    saver.pause("warm-up")
+    saver.resume("warm-up")
+
+
+for checks in ([one_library, warm_up], simple.CHECKS, tags.CHECKS, backup.CHECKS, graphs.CHECKS, shortage.CHECKS, nested.CHECKS):
     run(checks)
 finish()
