@@ -87,7 +87,7 @@ static int move(enum move what, const char *const *tags, size_t ntags, double wa
 		code = engine.request_pause(tags, ntags, wait_s, &now, result);
 	else
 		code = (what == move_resume ? engine.resume : engine.pause)(tags, ntags, &now, result);
-	engine_leave(code);
+	code = engine_leave(code);
 	free(dir);
 	return code;
 }

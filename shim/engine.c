@@ -28,6 +28,10 @@ struct engine engine;
 static _Atomic int outcome = ENGINE_ABSENT; /* ENGINE_READY or ENGINE_FAILED once decided */
 static char *failure;                       /* why it is ENGINE_FAILED; set before outcome */
 
+/* The exit of the process has begun. What other threads do meanwhile fails or not, and neither may
+ * be heard of or change the exit status. */
+static _Atomic bool exiting;
+
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t load_done = PTHREAD_COND_INITIALIZER;
 
@@ -37,7 +41,8 @@ enum engine_state engine_state(void)
 		return ENGINE_FORKED;
 	if (guard_first_copy() != NULL)
 		return ENGINE_FAILED;
-	return (enum engine_state)atomic_load(&outcome);
+	enum engine_state state = (enum engine_state)atomic_load(&outcome);
+	return state == ENGINE_READY && exiting ? ENGINE_EXITING : state;
 }
 
 void engine_enter(void)
@@ -47,7 +52,9 @@ void engine_enter(void)
 
 int engine_leave(int code)
 {
-	if (code != EBB_OK)
+	if (code != EBB_OK && exiting)
+		code = engine_refuse(ENGINE_EXITING);
+	else if (code != EBB_OK)
 		fail_as_engine(code);
 	this_thread()->inside--;
 	return code;
@@ -59,6 +66,8 @@ int engine_refuse(enum engine_state state)
 		return fail(EBB_ERR_FORKED,
 			    "process %d was forked from process %d, which alone can pause and resume its memory",
 			    (int)getpid(), (int)guard_owner());
+	if (state == ENGINE_EXITING)
+		return fail(EBB_ERR_STATE, "the process is exiting");
 	if (guard_first_copy() != NULL)
 		return fail(EBB_ERR_NOT_LOADED, "this is not the process's first copy of libebb.so, which is %s: call that one",
 			    guard_first_copy());
@@ -227,7 +236,13 @@ static bool load_keeping_limits(void)
 
 static void at_process_exit(void)
 {
-	if (engine_state() != ENGINE_READY)
+	/* In a forked child the engine is not ours. A signal handler that interrupted an engine call on
+	 * this thread and calls exit cannot enter it again: the files stay until the rank's supervisor,
+	 * or whoever cleans the directory next, removes them. */
+	bool usable = engine_state() == ENGINE_READY && this_thread()->inside == 0;
+
+	exiting = true;
+	if (!usable)
 		return;
 	engine_enter();
 	engine.shutdown();

@@ -134,6 +134,14 @@ const char *last_error(void)
 	return t->error != NULL ? t->error : "";
 }
 
+const char *last_error_of(const char *call)
+{
+	const char *text = last_error();
+	size_t length = strlen(call);
+
+	return strncmp(text, call, length) == 0 && strncmp(text + length, ": ", 2) == 0 ? text + length + 2 : text;
+}
+
 static size_t give_text(char *buf, size_t cap, const char *text)
 {
 	size_t length = strlen(text);

@@ -12,6 +12,8 @@
  */
 #include "shim.h"
 
+enum { capture_mode_relaxed = 2 }; /* cudaStreamCaptureModeRelaxed */
+
 /* Error of the runtime for a code of the engine. */
 static cudaError_t cuda_error(int code)
 {
@@ -38,22 +40,33 @@ static cudaError_t cuda_error(int code)
 /*
  * Programs rely on a runtime call making the device's context current on their thread; the engine
  * leaves contexts alone, so the real runtime is made to do it: cudaFree(NULL) does nothing else.
- * Not during a capture, which it might spoil: a capturing thread has its context.
+ * During a capture, of this or another thread, it counts among the calls that would spoil one,
+ * unless the calling thread's capture mode is relaxed: so it is, for this call. A runtime that
+ * cannot do that is not asked for a context then.
  */
 static cudaError_t make_context(const struct real *real, int device)
 {
 	struct thread *t = this_thread();
 	uint64_t bit = device >= 0 && device < 64 ? (uint64_t)1 << device : 0;
+	int mode = capture_mode_relaxed;
 
-	if ((t->contexts & bit) != 0 || captures_under_way() > 0)
+	if ((t->contexts & bit) != 0)
 		return cudaSuccess;
 	if (real->cudaFree == NULL)
 		return real_missing("cudaFree");
+	bool exchanged = real->cudaThreadExchangeStreamCaptureMode != NULL &&
+			 real->cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
+	if (!exchanged && captures_under_way() > 0)
+		return cudaSuccess;
 	cudaError_t error = real->cudaFree(NULL);
+	if (exchanged)
+		real->cudaThreadExchangeStreamCaptureMode(&mode);
 	if (error == cudaSuccess)
 		t->contexts |= bit;
 	return error;
 }
+
+static cudaError_t unmanaged_malloc(const struct real *real, void **ptr, size_t size);
 
 static cudaError_t managed_malloc(const struct real *real, void **ptr, size_t size)
 {
@@ -74,7 +87,10 @@ static cudaError_t managed_malloc(const struct real *real, void **ptr, size_t si
 		error = make_context(real, device);
 	if (error != cudaSuccess)
 		return error;
-	if (engine_load() != ENGINE_READY)
+	enum engine_state state = engine_load();
+	if (state == ENGINE_EXITING)
+		return unmanaged_malloc(real, ptr, size); /* no pause comes any more */
+	if (state != ENGINE_READY)
 		return cudaErrorSharedObjectInitFailed; /* never unmanaged instead: a pause would not free it */
 
 	ebb_engine_region region = {
@@ -83,10 +99,11 @@ static cudaError_t managed_malloc(const struct real *real, void **ptr, size_t si
 		.cpu_mmap = t->cpu_mmap,
 	};
 	engine_enter();
-	int code = engine_leave(engine.malloc(ptr, size, device, &region, settings_margin()));
+	int code = engine.malloc(ptr, size, device, &region, settings_margin());
+	engine_leave(code);
 	/* Too little device memory is everyday: callers free their caches and try again. */
-	if (code != EBB_OK && code != EBB_ERR_DEVICE_MEMORY)
-		log_line("an allocation of %zu bytes on device %d failed: %s", size, device, last_error());
+	if (code != EBB_OK && code != EBB_ERR_DEVICE_MEMORY && engine_state() != ENGINE_EXITING)
+		log_line("an allocation of %zu bytes on device %d failed: %s", size, device, last_error_of("malloc"));
 	return cuda_error(code);
 }
 
@@ -132,20 +149,36 @@ static cudaError_t any_malloc(const struct real *real, void **ptr, size_t size, 
 	return unmanaged_malloc(real, ptr, size);
 }
 
+static bool is_managed(const void *ptr)
+{
+	enum engine_state state = engine_state();
+	void *host;
+
+	if (ptr == NULL || this_thread()->inside > 0 || (state != ENGINE_READY && state != ENGINE_EXITING))
+		return false;
+	engine_enter();
+	int code = engine.backup_pointer(ptr, 1, &host);
+	engine_leave(EBB_OK); /* having no backup is no error here */
+	return code != EBB_ERR_NOT_MANAGED;
+}
+
 static cudaError_t any_free(const void *caller, void *ptr)
 {
-	if (ptr != NULL && this_thread()->inside == 0 && engine_state() == ENGINE_READY) {
+	enum engine_state state = engine_state();
+
+	if (ptr != NULL && this_thread()->inside == 0 && state == ENGINE_READY) {
 		engine_enter();
 		int code = engine.free(ptr, captures_under_way());
-		if (code == EBB_ERR_NOT_MANAGED)
-			engine_leave(EBB_OK); /* no error: most pointers are the real runtime's */
-		else
-			engine_leave(code);
-		if (code != EBB_OK && code != EBB_ERR_NOT_MANAGED)
-			log_line("freeing %p failed: %s", ptr, last_error());
+		/* Most pointers are the real runtime's, and that is no error. */
+		engine_leave(code == EBB_ERR_NOT_MANAGED ? EBB_OK : code);
+		if (code != EBB_OK && code != EBB_ERR_NOT_MANAGED && engine_state() != ENGINE_EXITING)
+			log_line("freeing %p failed: %s", ptr, last_error_of("free"));
 		if (code != EBB_ERR_NOT_MANAGED)
 			return cuda_error(code);
 	}
+	/* It ends with the process; to free it would mean to wait for a pause under way. */
+	if (state == ENGINE_EXITING && is_managed(ptr))
+		return cudaSuccess;
 	return unmanaged_free(real_for(caller), ptr);
 }
 
@@ -183,18 +216,6 @@ EXPORT void tms_torch_free(void *ptr, ssize_t size, int device, void *stream)
 	(void)stream;
 	if (ptr != NULL)
 		any_free(__builtin_return_address(0), ptr);
-}
-
-static bool is_managed(const void *ptr)
-{
-	void *host;
-
-	if (ptr == NULL || this_thread()->inside > 0 || engine_state() != ENGINE_READY)
-		return false;
-	engine_enter();
-	int code = engine.backup_pointer(ptr, 1, &host);
-	engine_leave(EBB_OK); /* having no backup is no error here */
-	return code != EBB_ERR_NOT_MANAGED;
 }
 
 /* The driver exports plain allocations only, and what another process had opened would not follow a

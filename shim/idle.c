@@ -60,6 +60,8 @@ void idle_hand_over(void)
 
 static int engine_idle(int what)
 {
+	if (engine_state() == ENGINE_EXITING)
+		return engine_refuse(ENGINE_EXITING);
 	engine_enter();
 	return engine_leave(engine.idle(what));
 }
@@ -90,7 +92,7 @@ EXPORT int ebb_safe_point(void)
 {
 	enum engine_state state = engine_state();
 
-	if (state == ENGINE_FORKED)
+	if (state == ENGINE_FORKED || state == ENGINE_EXITING)
 		return engine_refuse(state);
 	return state == ENGINE_READY ? engine_idle(safe_point) : EBB_OK; /* without an engine nobody asks */
 }

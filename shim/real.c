@@ -154,6 +154,7 @@ static const struct real *functions_of(void *handle)
 	FIND(cudaHostGetFlags);
 	FIND(cudaIpcGetMemHandle);
 	FIND(cudaStreamDestroy);
+	FIND(cudaThreadExchangeStreamCaptureMode);
 	FIND(cudaStreamIsCapturing);
 	FIND(cudaStreamIsCapturing_ptsz);
 	FIND(cudaStreamBeginCapture);

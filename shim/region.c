@@ -128,13 +128,12 @@ EXPORT bool tms_get_enable_disk_backup(void)
 
 EXPORT void tms_set_cpu_backup_backend(const char *backend)
 {
-	if (backend != NULL && strcmp(backend, "pinned") == 0)
+	if (backend == NULL || backend[0] == '\0' || strcmp(backend, "pinned") == 0)
 		this_thread()->cpu_mmap = false;
-	else if (backend != NULL && strcmp(backend, "mmap") == 0)
+	else if (strcmp(backend, "mmap") == 0)
 		this_thread()->cpu_mmap = true;
 	else
-		log_line("tms_set_cpu_backup_backend: %s is neither pinned nor mmap, nothing changed",
-			 backend != NULL ? backend : "null");
+		log_line("tms_set_cpu_backup_backend: %s is neither pinned nor mmap, nothing changed", backend);
 }
 
 EXPORT const char *tms_get_cpu_backup_backend(void)

@@ -83,6 +83,8 @@ int fail(int code, const char *format, ...) PRINTF_LIKE(2, 3);
 int fail_as_engine(int code);
 /* The calling thread's last error, "" when there was none. Valid until the next error. */
 const char *last_error(void);
+/* The same for a line that names the call already: without the "call: " it begins with, if it does. */
+const char *last_error_of(const char *call);
 
 /* ---- guard.c: which process and which library own the engine ------------------------------------------------- */
 
@@ -101,6 +103,7 @@ enum engine_state {
 	ENGINE_READY,
 	ENGINE_FAILED, /* could not be loaded; stays so */
 	ENGINE_FORKED, /* loaded by the process this one was forked from; must not be entered */
+	ENGINE_EXITING, /* the process's exit has begun; not entered any more */
 };
 
 /* The engine's functions. Valid while the state is ENGINE_READY. Every call lies between
@@ -125,11 +128,12 @@ struct engine {
 extern struct engine engine;
 
 enum engine_state engine_state(void);
-/* Loads the engine if no thread did. Returns ENGINE_READY, ENGINE_FAILED or ENGINE_FORKED. */
+/* Loads the engine if no thread did. Never returns ENGINE_ABSENT. */
 enum engine_state engine_load(void);
 
 void engine_enter(void);
-/* Ends a call. Takes over the engine's error text when code is not EBB_OK; returns code. */
+/* Ends a call. Takes over the engine's error text when code is not EBB_OK; returns code. A call
+ * that fails when the process's exit has begun is refused like one that comes later. */
 int engine_leave(int code);
 
 /* Records why the engine cannot be used and returns the code: state is not ENGINE_READY. */
@@ -179,6 +183,7 @@ struct real {
 	cudaError_t (*cudaHostGetFlags)(unsigned int *, void *);
 	cudaError_t (*cudaIpcGetMemHandle)(void *, void *);
 	cudaError_t (*cudaStreamDestroy)(cudaStream_t);
+	cudaError_t (*cudaThreadExchangeStreamCaptureMode)(int *mode);
 	/* Those with _ptsz belong to programs in which stream 0 is a stream of the calling thread. */
 	is_capturing_fn *cudaStreamIsCapturing, *cudaStreamIsCapturing_ptsz;
 	begin_capture_fn *cudaStreamBeginCapture, *cudaStreamBeginCapture_ptsz;

@@ -26,11 +26,15 @@ EXPORT int tms_pause(const char *tag)
 
 	if (code == EBB_ERR_UNKNOWN_TAG)
 		return EBB_OK;
-	if (code != EBB_OK) {
-		log_line("pause FAILED, memory not freed: %s", last_error());
-		if (settings()->exit_on_pause_error && code != EBB_ERR_FORKED)
-			_exit(exit_pause_failed);
-	}
+	/* The exit has a status of its own, and what fails now is no news. */
+	if (code == EBB_OK || engine_state() == ENGINE_EXITING)
+		return code;
+	if (code == EBB_ERR_PARTIAL)
+		log_line("pause PARTIAL, part of the memory not freed: %s", last_error_of("pause"));
+	else
+		log_line("pause FAILED, memory not freed: %s", last_error_of("pause"));
+	if (settings()->exit_on_pause_error && code != EBB_ERR_FORKED)
+		_exit(exit_pause_failed);
 	return code;
 }
 
@@ -42,14 +46,16 @@ EXPORT int tms_resume(const char *tag)
 
 	if (code == EBB_ERR_UNKNOWN_TAG)
 		return EBB_OK;
-	/* In neither case is memory of this process paused, so it can go on. */
-	if (code == EBB_ERR_FORKED || code == EBB_ERR_NOT_LOADED) {
-		log_line("resume refused: %s", last_error());
-	} else if (code != EBB_OK) {
-		log_line("resume FAILED, the process cannot go on: %s", last_error());
-		_exit(exit_resume_failed);
+	if (code == EBB_OK || engine_state() == ENGINE_EXITING)
+		return code;
+	/* No memory of a forked child or of a process without an engine is paused; after a capture the
+	 * resume can be asked for again. All can go on. */
+	if (code == EBB_ERR_FORKED || code == EBB_ERR_NOT_LOADED || code == EBB_ERR_CAPTURE) {
+		log_line("resume refused: %s", last_error_of("resume"));
+		return code;
 	}
-	return code;
+	log_line("resume FAILED, the process cannot go on: %s", last_error_of("resume"));
+	_exit(exit_resume_failed);
 }
 
 EXPORT uint8_t *tms_get_cpu_backup_pointer(const uint8_t *gpu_ptr, uint64_t size)
@@ -62,16 +68,18 @@ EXPORT uint8_t *tms_get_cpu_backup_pointer(const uint8_t *gpu_ptr, uint64_t size
 		return NULL;
 	}
 	enum engine_state state = engine_state();
-	if (state == ENGINE_ABSENT) {
-		fail(EBB_ERR_NOT_MANAGED, "%p is not managed memory: none was allocated yet", (const void *)gpu_ptr);
-		return NULL;
+	int code;
+	if (state == ENGINE_READY) {
+		engine_enter();
+		code = engine_leave(engine.backup_pointer(gpu_ptr, size, &host));
+	} else if (state == ENGINE_ABSENT) {
+		code = fail(EBB_ERR_NOT_MANAGED, "%p is not managed memory: none was allocated yet",
+			    (const void *)gpu_ptr);
+	} else {
+		code = engine_refuse(state);
 	}
-	if (state != ENGINE_READY) {
-		engine_refuse(state);
-		return NULL;
-	}
-	engine_enter();
-	if (engine_leave(engine.backup_pointer(gpu_ptr, size, &host)) != EBB_OK)
-		return NULL;
-	return host;
+	/* Having no backup is an answer; asking for memory that is not managed is a mistake. */
+	if (code == EBB_ERR_NOT_MANAGED)
+		log_line("tms_get_cpu_backup_pointer: %s", last_error_of("backup pointer"));
+	return code == EBB_OK ? host : NULL;
 }

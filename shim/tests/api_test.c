@@ -176,7 +176,7 @@ static void an_error_of_the_engine_as_json(void)
 	setenv("FAKE_PAUSE_CODE", "11", 1);
 	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_ERR_NO_SPACE);
 	json_error(text, sizeof(text));
-	EXPECT(strcmp(text, "{\"code\":99,\"fake\":\"FAKE_PAUSE_CODE said so\"}") == 0);
+	EXPECT(strcmp(text, "{\"code\":99,\"fake\":\"pause: FAKE_PAUSE_CODE said so\"}") == 0);
 	EXPECT(ebb_pause(tags, 1, NULL) == EBB_ERR_INVALID); /* the shim's own is the last one then */
 	json_error(text, sizeof(text));
 	EXPECT(strncmp(text, "{\"code\":1,\"message\":\"tag 1 of 1 ", 30) == 0);
@@ -222,16 +222,19 @@ static void backup_pointers(void)
 
 	EXPECT(tms_get_cpu_backup_pointer(gpu, 64) == NULL);
 	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strstr(text, "not managed") != NULL);
-	gpu = managed_malloc(64);
-	EXPECT(tms_get_cpu_backup_pointer(gpu, 64) == (uint8_t *)(uintptr_t)(0xB0000000u + 64));
+	uint8_t *managed = managed_malloc(64);
+	EXPECT(tms_get_cpu_backup_pointer(managed, 64) == (uint8_t *)(uintptr_t)(0xB0000000u + 64));
+	EXPECT(tms_get_cpu_backup_pointer(gpu, 64) == NULL);
+	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strcmp(text, "backup pointer: not managed") == 0);
 }
 
 static void no_backup_pointer(void)
 {
 	char text[256];
+	uint8_t *managed = managed_malloc(64);
 
-	managed_malloc(1);
-	EXPECT(tms_get_cpu_backup_pointer((uint8_t *)0x1000, 64) == NULL);
+	setenv("FAKE_POINTER_CODE", "3", 1);
+	EXPECT(tms_get_cpu_backup_pointer(managed, 64) == NULL);
 	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strcmp(text, "FAKE_POINTER_CODE said so") == 0);
 }
 
@@ -254,7 +257,9 @@ CASES(
 	 .run = an_error_of_the_engine_as_json},
 	{.says = "bytes are read by the engine, which knows of captures", .run = bytes_are_read_by_the_engine},
 	{.says = "reads that make no sense are refused, with an engine and without", .run = reads_that_make_no_sense},
-	{.says = "the backup pointer is the engine's; before any engine nothing is managed", .run = backup_pointers},
-	{.says = "without a backup the pointer is null and the reason is the last error",
-	 .run = no_backup_pointer,
-	 .env = {"FAKE_POINTER_CODE=3"}});
+	{.says = "the backup pointer is the engine's; for memory that is not managed it is null, with a line",
+	 .run = backup_pointers,
+	 .lines = {"ebb: tms_get_cpu_backup_pointer: 0x1000 is not managed memory: none was allocated yet",
+		   "ebb: tms_get_cpu_backup_pointer: not managed"}},
+	{.says = "without a backup the pointer is null without a line, and the reason is the last error",
+	 .run = no_backup_pointer});

@@ -160,14 +160,55 @@ static void managed_memory_is_not_freed_in_a_capture(void)
 	EXPECT(engine_seen()->frees == 1);
 }
 
-static void no_context_is_made_in_a_capture(void)
+static int capture_mode(void)
 {
+	int mode = 0, unused;
+
+	EXPECT(cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess);
+	unused = mode;
+	EXPECT(cudaThreadExchangeStreamCaptureMode(&unused) == cudaSuccess);
+	return mode;
+}
+
+static void allocate_in_strict_mode(void)
+{
+	int mode = 1;
+
+	EXPECT(cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess);
+	managed_malloc(1);
+	EXPECT(capture_mode() == 1);
+}
+
+static void a_context_is_made_in_a_capture(void)
+{
+	EXPECT(cudaStreamBeginCapture(&a, 0) == cudaSuccess);
+	managed_malloc(1);
+	EXPECT(fake_cudart_13.contexts == 1 && fake_cudart_13.context_mode == 2);
+	EXPECT(capture_mode() == 0);
+	in_thread(allocate_in_strict_mode);
+	EXPECT(fake_cudart_13.contexts == 2 && fake_cudart_13.context_mode == 2);
+	EXPECT(cudaStreamEndCapture(&a, &graph) == cudaSuccess);
+	managed_malloc(1);
+	EXPECT(fake_cudart_13.contexts == 2);
+}
+
+static void no_context_is_made_where_that_would_spoil_a_capture(void)
+{
+	fake_cudart_13.exchange_error = cudaErrorNotSupported;
 	EXPECT(cudaStreamBeginCapture(&a, 0) == cudaSuccess);
 	managed_malloc(1);
 	EXPECT(fake_cudart_13.contexts == 0);
 	EXPECT(cudaStreamEndCapture(&a, &graph) == cudaSuccess);
 	managed_malloc(1);
 	EXPECT(fake_cudart_13.contexts == 1);
+}
+
+static void tms_calls_in_a_capture(void)
+{
+	managed_malloc(1);
+	EXPECT(cudaStreamBeginCapture(&a, 0) == cudaSuccess);
+	EXPECT(tms_pause(NULL) == EBB_ERR_CAPTURE && engine_seen()->capture_active == 1);
+	EXPECT(tms_resume(NULL) == EBB_ERR_CAPTURE && engine_seen()->capture_active == 1);
 }
 
 #define NCCL "ebb: a graph is captured * set NCCL_GRAPH_REGISTER=0"
@@ -201,4 +242,12 @@ CASES(
 	{.says = "freeing managed memory during a capture is refused with the runtime's error",
 	 .run = managed_memory_is_not_freed_in_a_capture,
 	 .lines = {"ebb: freeing 0x* failed: a capture is under way"}},
-	{.says = "no context is made while a capture is under way", .run = no_context_is_made_in_a_capture});
+	{.says = "during a capture a new thread gets its context in relaxed mode, and has its own mode again",
+	 .run = a_context_is_made_in_a_capture},
+	{.says = "no context is made during a capture where that would spoil it",
+	 .run = no_context_is_made_where_that_would_spoil_a_capture},
+	{.says = "a pause or resume that a capture forbids is one line and no exit",
+	 .run = tms_calls_in_a_capture,
+	 .env = {"FAKE_PAUSE_CODE=6", "FAKE_RESUME_CODE=6"},
+	 .lines = {"ebb: pause FAILED, memory not freed: FAKE_PAUSE_CODE said so",
+		   "ebb: resume refused: FAKE_RESUME_CODE said so"}});

@@ -2,10 +2,14 @@
 #include "harness.h"
 
 #include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+extern struct fake_cudart fake_cudart_13;
 
 static void normal_exit(void)
 {
@@ -47,6 +51,131 @@ static void pause_exits(void)
 	EXPECT(!"reached");
 }
 
+static void pause_in_part_goes_on(void)
+{
+	managed_malloc(1);
+	EXPECT(tms_pause(NULL) == EBB_ERR_PARTIAL);
+	exit(5);
+}
+
+/* ---- exit while the engine is at work ---------------------------------------------------------- */
+
+static pthread_t other;
+static int code_of_other;
+
+/* Runs in an exit handler that comes after the library's own, so that what the other thread does
+ * once its engine call fails is still seen. */
+static void wait_for_other(void)
+{
+	EXPECT(pthread_join(other, NULL) == 0);
+	EXPECT(code_of_other == EBB_ERR_STATE);
+}
+
+static void *pause_in_thread(void *unused)
+{
+	code_of_other = tms_pause(NULL);
+	return unused;
+}
+
+static void *resume_in_thread(void *unused)
+{
+	code_of_other = tms_resume(NULL);
+	return unused;
+}
+
+static void *ebb_pause_in_thread(void *unused)
+{
+	char text[64];
+
+	code_of_other = ebb_pause(NULL, 0, NULL);
+	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strcmp(text, "the process is exiting") == 0);
+	return unused;
+}
+
+static void exit_beside(void *(*body)(void *))
+{
+	EXPECT(atexit(wait_for_other) == 0);
+	managed_malloc(1);
+	EXPECT(pthread_create(&other, NULL, body, NULL) == 0);
+	while (engine_seen()->waiting == 0)
+		sched_yield();
+	exit(5);
+}
+
+static void exit_beside_a_pause(void)
+{
+	exit_beside(pause_in_thread);
+}
+
+static void exit_beside_a_resume(void)
+{
+	exit_beside(resume_in_thread);
+}
+
+static void exit_beside_an_ebb_pause(void)
+{
+	exit_beside(ebb_pause_in_thread);
+}
+
+static void *managed, *unmanaged;
+
+static void call_everything(void)
+{
+	char text[64];
+	void *ptr;
+
+	EXPECT(engine_seen()->shutdowns == 1);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_ERR_STATE);
+	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strcmp(text, "the process is exiting") == 0);
+	EXPECT(ebb_resume(NULL, 0, 1, NULL) == EBB_ERR_STATE && ebb_request_pause(NULL, 0, 1, NULL) == EBB_ERR_STATE);
+	EXPECT(ebb_status(text, sizeof(text), NULL) == EBB_ERR_STATE && ebb_read(managed, 1, text) == EBB_ERR_STATE);
+	EXPECT(ebb_idle_begin() == EBB_ERR_STATE && ebb_idle_end() == EBB_ERR_STATE);
+	EXPECT(ebb_safe_point() == EBB_ERR_STATE);
+	EXPECT(tms_pause(NULL) == EBB_ERR_STATE && tms_resume(NULL) == EBB_ERR_STATE);
+	EXPECT(tms_get_cpu_backup_pointer(managed, 1) == NULL);
+	EXPECT(engine_seen()->pauses == 0 && engine_seen()->resumes == 0 && engine_seen()->reads == 0);
+
+	tms_set_interesting_region(true);
+	EXPECT(cudaMalloc(&ptr, 64) == cudaSuccess && cudaFree(ptr) == cudaSuccess);
+	EXPECT(engine_seen()->mallocs == 1 && fake_cudart_13.last_freed == ptr);
+	EXPECT(cudaFree(managed) == cudaSuccess && engine_seen()->frees == 0 && fake_cudart_13.last_freed == ptr);
+	EXPECT(cudaFree(unmanaged) == cudaSuccess && fake_cudart_13.last_freed == unmanaged);
+}
+
+static void calls_after_the_exit_began(void)
+{
+	EXPECT(atexit(call_everything) == 0);
+	EXPECT(cudaMalloc(&unmanaged, 64) == cudaSuccess);
+	managed = managed_malloc(64);
+	exit(5);
+}
+
+static void exit_at_alarm(int unused)
+{
+	(void)unused;
+	exit(5);
+}
+
+static void *interrupt_main(void *main_thread)
+{
+	while (engine_seen()->waiting == 0)
+		sched_yield();
+	pthread_kill(*(pthread_t *)main_thread, SIGALRM);
+	return NULL;
+}
+
+static void exit_in_a_signal_handler(void)
+{
+	static pthread_t self;
+
+	self = pthread_self();
+	managed_malloc(1);
+	EXPECT(signal(SIGALRM, exit_at_alarm) != SIG_ERR);
+	EXPECT(pthread_create(&other, NULL, interrupt_main, &self) == 0 && pthread_detach(other) == 0);
+	tms_pause(NULL);
+	EXPECT(!"reached");
+}
+
 static void resume_exits(void)
 {
 	managed_malloc(1);
@@ -61,9 +190,9 @@ static void ebb_functions_only_return(void)
 
 	managed_malloc(1);
 	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_ERR_IO);
-	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strcmp(text, "FAKE_PAUSE_CODE said so") == 0);
+	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strcmp(text, "pause: FAKE_PAUSE_CODE said so") == 0);
 	EXPECT(ebb_resume(NULL, 0, 0, NULL) == EBB_ERR_DEVICE_MEMORY);
-	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strcmp(text, "FAKE_RESUME_CODE said so") == 0);
+	EXPECT(ebb_last_error(text, sizeof(text)) > 0 && strcmp(text, "resume: FAKE_RESUME_CODE said so") == 0);
 	exit(5);
 }
 
@@ -186,11 +315,36 @@ CASES(
 	 .env = {"FAKE_PAUSE_CODE=11"},
 	 .exit_status = 5,
 	 .lines = {"ebb: pause FAILED, memory not freed: FAKE_PAUSE_CODE said so"}},
+	{.says = "a pause in part says so and goes on",
+	 .run = pause_in_part_goes_on,
+	 .env = {"FAKE_PAUSE_CODE=14"},
+	 .exit_status = 5,
+	 .lines = {"ebb: pause PARTIAL, part of the memory not freed: FAKE_PAUSE_CODE said so"}},
 	{.says = "a pause in part has failed too",
 	 .run = pause_exits,
 	 .env = {"FAKE_PAUSE_CODE=14", "EBB_ON_PAUSE_ERROR=exit"},
 	 .exit_status = 70,
-	 .lines = {"ebb: pause FAILED, memory not freed: FAKE_PAUSE_CODE said so"}},
+	 .lines = {"ebb: pause PARTIAL, part of the memory not freed: FAKE_PAUSE_CODE said so"}},
+	{.says = "a pause that another thread's exit makes fail says nothing and leaves the exit status",
+	 .run = exit_beside_a_pause,
+	 .env = {"FAKE_WAITS=1", "FAKE_PAUSE_CODE=12", "EBB_ON_PAUSE_ERROR=exit"},
+	 .exit_status = 5},
+	{.says = "a resume that another thread's exit makes fail says nothing and leaves the exit status",
+	 .run = exit_beside_a_resume,
+	 .env = {"FAKE_WAITS=1", "FAKE_RESUME_CODE=9"},
+	 .exit_status = 5},
+	{.says = "an ebb_pause that another thread's exit makes fail says that the process is exiting",
+	 .run = exit_beside_an_ebb_pause,
+	 .env = {"FAKE_WAITS=1", "FAKE_PAUSE_CODE=12"},
+	 .exit_status = 5},
+	{.says = "once the exit has begun nothing of ebb's works, and nothing stands in the way",
+	 .run = calls_after_the_exit_began,
+	 .env = {"EBB_ON_PAUSE_ERROR=exit"},
+	 .exit_status = 5},
+	{.says = "a signal handler that interrupted the engine may call exit",
+	 .run = exit_in_a_signal_handler,
+	 .env = {"FAKE_WAITS=1", "FAKE_SAY_SHUTDOWN=1"},
+	 .exit_status = 5},
 	{.says = "a failed tms_pause ends the process with 70 when asked to, without exit handlers",
 	 .run = pause_exits,
 	 .env = {"FAKE_PAUSE_CODE=11", "EBB_ON_PAUSE_ERROR=exit", "FAKE_SAY_SHUTDOWN=1"},

@@ -10,6 +10,7 @@
 struct fake_cudart RECORD;
 
 static _Thread_local int current_device;
+static _Thread_local int capture_mode; /* 0 global, 2 relaxed */
 
 int cudaMalloc(void **ptr, size_t size)
 {
@@ -22,6 +23,7 @@ int cudaFree(void *ptr)
 {
 	if (ptr == NULL) {
 		RECORD.contexts++;
+		RECORD.context_mode = capture_mode;
 		return RECORD.context_error;
 	}
 	RECORD.frees++;
@@ -121,6 +123,17 @@ static int end_capture(void *stream, void **graph)
 	}
 CAPTURE(, false)
 CAPTURE(_ptsz, true)
+
+int cudaThreadExchangeStreamCaptureMode(int *mode)
+{
+	int before = capture_mode;
+
+	if (RECORD.exchange_error != cudaSuccess)
+		return RECORD.exchange_error;
+	capture_mode = *mode;
+	*mode = before;
+	return cudaSuccess;
+}
 
 int cudaStreamDestroy(void *stream)
 {

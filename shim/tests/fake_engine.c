@@ -33,14 +33,20 @@ static void check_process(void)
 	abort();
 }
 
-static int told_to_fail(const char *variable)
+/* Like the real one's, an error says first which call it is of. */
+static int told_to_fail_in(const char *call, const char *variable)
 {
 	const char *code = getenv(variable);
 
 	if (code == NULL)
 		return EBB_OK;
-	snprintf(error, sizeof(error), "%s said so", variable);
+	snprintf(error, sizeof(error), "%s%s said so", call, variable);
 	return atoi(code);
+}
+
+static int told_to_fail(const char *variable)
+{
+	return told_to_fail_in("", variable);
 }
 
 static void copy(char *to, size_t cap, const char *from)
@@ -89,7 +95,7 @@ int ebb_engine_start(const ebb_engine_config *config)
 int ebb_engine_malloc(void **ptr, size_t size, int device, const ebb_engine_region *region, uint64_t margin)
 {
 	check_process();
-	int code = told_to_fail("FAKE_MALLOC_CODE");
+	int code = told_to_fail_in("malloc: ", "FAKE_MALLOC_CODE");
 	if (code != EBB_OK)
 		return code;
 	pthread_mutex_lock(&lock);
@@ -115,7 +121,7 @@ int ebb_engine_free(void *ptr, int capture_active)
 	pthread_mutex_lock(&lock);
 	fake_engine.free_capture_active = capture_active;
 	if (slot < MAX_MANAGED && managed[slot]) {
-		code = capture_active ? EBB_ERR_CAPTURE : told_to_fail("FAKE_FREE_CODE");
+		code = capture_active ? EBB_ERR_CAPTURE : told_to_fail_in("free: ", "FAKE_FREE_CODE");
 		if (code == EBB_OK) {
 			managed[slot] = false;
 			fake_engine.frees++;
@@ -129,8 +135,18 @@ int ebb_engine_free(void *ptr, int capture_active)
 	return code;
 }
 
+/* Inside the engine until it is shut down, or for ever. */
+static void wait_inside(void)
+{
+	if (getenv("FAKE_WAITS") == NULL)
+		return;
+	fake_engine.waiting++;
+	while (fake_engine.shutdowns == 0)
+		usleep(1000);
+}
+
 static int move(const char *const *tags, size_t ntags, const ebb_engine_settings *settings, ebb_result *result,
-		const char *code_variable)
+		const char *call, const char *code_variable)
 {
 	check_process();
 	pthread_mutex_lock(&lock);
@@ -143,7 +159,7 @@ static int move(const char *const *tags, size_t ntags, const ebb_engine_settings
 	fake_engine.unmanaged = settings->unmanaged;
 	fake_engine.resume_wait_s = settings->resume_wait_s;
 	pthread_mutex_unlock(&lock);
-	int code = told_to_fail(code_variable);
+	int code = told_to_fail_in(call, code_variable);
 	if (code == EBB_OK && result != NULL)
 		result->allocations = 7;
 	return code;
@@ -152,13 +168,15 @@ static int move(const char *const *tags, size_t ntags, const ebb_engine_settings
 int ebb_engine_pause(const char *const *tags, size_t ntags, const ebb_engine_settings *settings, ebb_result *result)
 {
 	fake_engine.pauses++;
-	return move(tags, ntags, settings, result, "FAKE_PAUSE_CODE");
+	wait_inside();
+	return move(tags, ntags, settings, result, "pause: ", "FAKE_PAUSE_CODE");
 }
 
 int ebb_engine_resume(const char *const *tags, size_t ntags, const ebb_engine_settings *settings, ebb_result *result)
 {
 	fake_engine.resumes++;
-	return move(tags, ntags, settings, result, "FAKE_RESUME_CODE");
+	wait_inside();
+	return move(tags, ntags, settings, result, "resume: ", "FAKE_RESUME_CODE");
 }
 
 int ebb_engine_request_pause(const char *const *tags, size_t ntags, double timeout_s,
@@ -166,7 +184,7 @@ int ebb_engine_request_pause(const char *const *tags, size_t ntags, double timeo
 {
 	fake_engine.requests++;
 	fake_engine.request_timeout_s = timeout_s;
-	return move(tags, ntags, settings, result, "FAKE_REQUEST_CODE");
+	return move(tags, ntags, settings, result, "request pause: ", "FAKE_REQUEST_CODE");
 }
 
 int ebb_engine_idle(int begin)
@@ -211,7 +229,7 @@ int ebb_engine_backup_pointer(const void *gpu, uint64_t size, void **host)
 	check_process();
 	int code = told_to_fail("FAKE_POINTER_CODE");
 	if (code == EBB_OK && (slot >= MAX_MANAGED || !managed[slot])) {
-		copy(error, sizeof(error), "not managed");
+		copy(error, sizeof(error), "backup pointer: not managed");
 		return EBB_ERR_NOT_MANAGED;
 	}
 	if (code == EBB_OK)

@@ -20,11 +20,13 @@
  *                       code that the call fails with
  *   FAKE_START_ALLOCATES   start calls cudaMalloc and cudaFree, as a library that is loaded may
  *   FAKE_IDLE_ENDS         an idle section that begins ends another one, once, as a thread may meanwhile
+ *   FAKE_WAITS          pause and resume wait for shutdown before they do anything
  *   FAKE_SAY_SHUTDOWN   shutdown writes a line to stderr
  */
 struct fake_engine {
 	_Atomic int starts, mallocs, frees, pauses, resumes, requests, reads, statuses, safe_points, shutdowns;
 	_Atomic int idle; /* idle sections open */
+	_Atomic int waiting; /* calls that began to wait (FAKE_WAITS) */
 
 	/* What start was given; strings copied, "" for null. */
 	uint32_t abi, struct_size;
@@ -72,7 +74,8 @@ struct fake_cudart {
 	int version_asked;  /* by the last cudaGetDriverEntryPointByVersion; 0: by the other one */
 	bool per_thread;    /* whether the last hooked call was one of the _ptsz functions */
 	void *last_freed;
-	int get_device_error, context_error, begin_error;
+	int get_device_error, context_error, begin_error, exchange_error;
+	_Atomic int context_mode; /* capture mode of the thread at the last cudaFree(NULL) */
 };
 
 /* Errors of the CUDA runtime that the tests speak of. */
@@ -108,6 +111,7 @@ int cudaStreamBeginCaptureToGraph_ptsz(void *stream, void *graph, const void *de
 				       size_t count, int mode);
 int cudaStreamEndCapture_ptsz(void *stream, void **graph);
 int cudaStreamDestroy(void *stream);
+int cudaThreadExchangeStreamCaptureMode(int *mode);
 int cudaIpcGetMemHandle(void *handle, void *ptr);
 
 /* Functions of the driver by name: cuMemCreate, cuMemMap, cuMemUnmap and cuMemAddressReserve. */

@@ -58,8 +58,8 @@ static void other_failures_have_a_line_each(void)
 	EXPECT(malloc_with_code("3") == cudaErrorIllegalState);
 	EXPECT(malloc_with_code("16") == cudaErrorUnknown);
 	EXPECT(fake_cudart_13.mallocs == 0);
-	EXPECT(ebb_last_error(text, sizeof(text)) == strlen("FAKE_MALLOC_CODE said so"));
-	EXPECT(strcmp(text, "FAKE_MALLOC_CODE said so") == 0);
+	EXPECT(ebb_last_error(text, sizeof(text)) == strlen("malloc: FAKE_MALLOC_CODE said so"));
+	EXPECT(strcmp(text, "malloc: FAKE_MALLOC_CODE said so") == 0);
 }
 
 static void errors_of_the_runtime_come_first(void)

@@ -161,7 +161,6 @@ static void null_arguments_change_nothing(void)
 	tms_set_current_tag(NULL);
 	EXPECT(strcmp(tms_get_current_tag(), "kept") == 0);
 	tms_set_cpu_backup_backend("mmap");
-	tms_set_cpu_backup_backend(NULL);
 	tms_set_cpu_backup_backend("hugetlb");
 	EXPECT(strcmp(tms_get_cpu_backup_backend(), "mmap") == 0);
 
@@ -171,6 +170,18 @@ static void null_arguments_change_nothing(void)
 	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK);
 	EXPECT(strcmp(engine_seen()->disk_dir, "/kept") == 0);
 	EXPECT(tms_get_cpu_backup_pointer(NULL, 1) == NULL);
+}
+
+static void the_backend_is_reset(void)
+{
+	static const char *const resets[] = {"", NULL, "pinned"};
+
+	for (size_t i = 0; i < sizeof(resets) / sizeof(resets[0]); i++) {
+		tms_set_cpu_backup_backend("mmap");
+		EXPECT(strcmp(tms_get_cpu_backup_backend(), "mmap") == 0);
+		tms_set_cpu_backup_backend(resets[i]);
+		EXPECT(strcmp(tms_get_cpu_backup_backend(), "pinned") == 0);
+	}
 }
 
 static void tags_of_odd_bytes(void)
@@ -292,10 +303,12 @@ CASES(
 	 .lines = {"ebb: TMS_INIT_ENABLE=on is ignored: *", "ebb: TMS_INIT_CPU_BACKUP_BACKEND=hugetlb is ignored: *",
 		   "ebb: TMS_RETAIN_CPU_BACKUP=2 is ignored: *"}},
 	{.says = "keeping CPU backups is a setting of the process, read at each pause", .run = retain_is_of_the_process},
+	{.says = "no backend means pinned, whatever the environment says",
+	 .run = the_backend_is_reset,
+	 .env = {"TMS_INIT_CPU_BACKUP_BACKEND=mmap"}},
 	{.says = "null and unknown arguments are named and change nothing",
 	 .run = null_arguments_change_nothing,
 	 .lines = {"ebb: tms_set_current_tag: null tag, nothing changed",
-		   "ebb: tms_set_cpu_backup_backend: null is neither pinned nor mmap, nothing changed",
 		   "ebb: tms_set_cpu_backup_backend: hugetlb is neither pinned nor mmap, nothing changed",
 		   "ebb: tms_set_disk_backup_dir: null or empty directory, nothing changed",
 		   "ebb: tms_get_cpu_backup_pointer: null pointer"}},
