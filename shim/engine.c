@@ -45,8 +45,21 @@ enum engine_state engine_state(void)
 	return state == ENGINE_READY && exiting ? ENGINE_EXITING : state;
 }
 
+static _Atomic uint64_t begun, ended;
+
+uint64_t engine_calls_begun(void)
+{
+	return begun;
+}
+
+uint64_t engine_calls_ended(void)
+{
+	return ended;
+}
+
 void engine_enter(void)
 {
+	begun++;
 	this_thread()->inside++;
 }
 
@@ -57,6 +70,7 @@ int engine_leave(int code)
 	else if (code != EBB_OK)
 		fail_as_engine(code);
 	this_thread()->inside--;
+	ended++;
 	return code;
 }
 

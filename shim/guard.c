@@ -18,8 +18,19 @@
 static _Atomic pid_t owner; /* 0: nobody yet; never changes afterwards */
 static _Atomic bool in_child;
 
+/* A fork copies descriptors and memory one after the other, while other threads go on. No call had
+ * a file open at either moment if all that had begun by the later one had ended before. */
+static _Thread_local uint64_t ended_before_fork;
+
+static void before_fork(void)
+{
+	ended_before_fork = engine_calls_ended();
+}
+
 static void mark_child(void)
 {
+	if (!in_child && engine_calls_begun() != ended_before_fork)
+		close_inherited_backups();
 	in_child = true;
 }
 
@@ -29,7 +40,7 @@ bool guard_claim(void)
 
 	if (!atomic_compare_exchange_strong(&owner, &nobody, getpid()))
 		return false;
-	pthread_atfork(NULL, NULL, mark_child);
+	pthread_atfork(before_fork, NULL, mark_child);
 	return true;
 }
 

@@ -96,6 +96,11 @@ pid_t guard_owner(void);
 /* The path of another copy of this library that comes before this one in the process, or null. */
 const char *guard_first_copy(void);
 
+/* ---- inherit.c ---------------------------------------------------------------------------------- */
+
+/* In a forked child: closes the backup files that the engine had open in the parent. */
+void close_inherited_backups(void);
+
 /* ---- engine.c: the engine library ------------------------------------------------------------- */
 
 enum engine_state {
@@ -130,6 +135,10 @@ extern struct engine engine;
 enum engine_state engine_state(void);
 /* Loads the engine if no thread did. Never returns ENGINE_ABSENT. */
 enum engine_state engine_load(void);
+
+/* Number of engine calls begun, and of those ended, in the process so far. */
+uint64_t engine_calls_begun(void);
+uint64_t engine_calls_ended(void);
 
 void engine_enter(void);
 /* Ends a call. Takes over the engine's error text when code is not EBB_OK; returns code. A call

@@ -135,13 +135,13 @@ int ebb_engine_free(void *ptr, int capture_active)
 	return code;
 }
 
-/* Inside the engine until it is shut down, or for ever. */
+/* Inside the engine until told to go on, or shut down. */
 static void wait_inside(void)
 {
 	if (getenv("FAKE_WAITS") == NULL)
 		return;
 	fake_engine.waiting++;
-	while (fake_engine.shutdowns == 0)
+	while (fake_engine.shutdowns == 0 && !fake_engine.go_on)
 		usleep(1000);
 }
 

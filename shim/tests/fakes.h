@@ -20,13 +20,14 @@
  *                       code that the call fails with
  *   FAKE_START_ALLOCATES   start calls cudaMalloc and cudaFree, as a library that is loaded may
  *   FAKE_IDLE_ENDS         an idle section that begins ends another one, once, as a thread may meanwhile
- *   FAKE_WAITS          pause and resume wait for shutdown before they do anything
+ *   FAKE_WAITS          pause and resume wait for go_on or shutdown before they do anything
  *   FAKE_SAY_SHUTDOWN   shutdown writes a line to stderr
  */
 struct fake_engine {
 	_Atomic int starts, mallocs, frees, pauses, resumes, requests, reads, statuses, safe_points, shutdowns;
 	_Atomic int idle; /* idle sections open */
 	_Atomic int waiting; /* calls that began to wait (FAKE_WAITS) */
+	_Atomic bool go_on;
 
 	/* What start was given; strings copied, "" for null. */
 	uint32_t abi, struct_size;

@@ -1,10 +1,12 @@
 /* Forked children: they have the parent's memory, but not its threads, and never enter the engine. */
 #include "harness.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -262,7 +264,86 @@ static void fork_beside_a_thread_that_sets(void)
 
 #define FORKED "process * was forked from process *, which alone can pause and resume its memory"
 
+/* ---- open backup files --------------------------------------------------------------------------- */
+
+static int backup, removed, others[3];
+
+static bool is_open(int fd)
+{
+	return fcntl(fd, F_GETFD) >= 0;
+}
+
+static void others_stay_open(void)
+{
+	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+		EXPECT(is_open(others[i]));
+}
+
+static void child_has_no_backup_open(void)
+{
+	EXPECT(!is_open(backup) && !is_open(removed));
+	others_stay_open();
+	_exit(0); /* what the other thread holds is no leak of the child's */
+}
+
+static void child_has_all_open(void)
+{
+	EXPECT(is_open(backup) && is_open(removed));
+	others_stay_open();
+}
+
+static int open_in(const char *directory, const char *name)
+{
+	char path[512];
+
+	snprintf(path, sizeof(path), "%s/%s", directory, name);
+	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	EXPECT(fd >= 0);
+	return fd;
+}
+
+static void *pause_in_thread(void *unused)
+{
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK);
+	return unused;
+}
+
+static void fork_beside_a_pause(void)
+{
+	char directory[] = "/tmp/ebb-fork-test-XXXXXX", path[512];
+	static const char *const names[] = {"ebb-1-2-3-4-5.bak", "ebb-1-2-3-4-6.bak", "other.bak", "ebb-1.txt"};
+	pthread_t thread;
+
+	EXPECT(mkdtemp(directory) != NULL);
+	backup = open_in(directory, names[0]);
+	removed = open_in(directory, names[1]);
+	others[0] = open_in(directory, names[2]);
+	others[1] = open_in(directory, names[3]);
+	others[2] = STDERR_FILENO;
+	snprintf(path, sizeof(path), "%s/%s", directory, names[1]);
+	EXPECT(unlink(path) == 0);
+
+	managed_malloc(1);
+	EXPECT(in_child(child_has_all_open) == 0); /* no call is under way: it is not the engine's file */
+	EXPECT(pthread_create(&thread, NULL, pause_in_thread, NULL) == 0);
+	while (engine_seen()->waiting == 0)
+		sched_yield();
+	EXPECT(in_child(child_has_no_backup_open) == 0);
+	child_has_all_open(); /* in the parent nothing changed */
+	engine_seen()->go_on = true;
+	EXPECT(pthread_join(thread, NULL) == 0);
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		snprintf(path, sizeof(path), "%s/%s", directory, names[i]);
+		unlink(path);
+	}
+	EXPECT(rmdir(directory) == 0);
+}
+
 CASES(
+	{.says = "a child forked during a pause keeps no backup file open, and everything else",
+	 .run = fork_beside_a_pause,
+	 .env = {"FAKE_WAITS=1"}},
 	{.says = "a forked child allocates from the runtime", .run = allocating_child},
 	{.says = "a forked child frees through the runtime", .run = freeing_child},
 	{.says = "a forked child that pauses, resumes or asks is refused", .run = child_that_pauses},

@@ -60,6 +60,24 @@ func TestFullDiskFailsThePauseAndNothingElse(t *testing.T) {
 	}
 }
 
+func TestWhatWorksDuringAStreamCapture(t *testing.T) {
+	n := newNode(t, 64)
+	o := run(t, n.victim(t, "capture.py"))
+	if o.status != 0 {
+		t.Fatal(o)
+	}
+	if said := lines(o.stderr, "ebb:"); len(said) != 1 || !strings.HasPrefix(said[0], "ebb: pause FAILED, memory not freed: a CUDA stream capture") {
+		t.Errorf("one tms_pause was refused; lines: %q", said)
+	}
+	wantNoFiles(t, n.disk)
+}
+
+func TestResumeThatWaitsForMemoryStandsInNobodysWay(t *testing.T) {
+	n := newNode(t, 128)
+	succeed(t, n.victim(t, "waiting.py"))
+	wantNoFiles(t, n.disk)
+}
+
 // mountExt4 returns an empty directory on a small file system of its own.
 func mountExt4(t *testing.T, size string) string {
 	t.Helper()

@@ -55,7 +55,7 @@ func TestProcessWithManagedMemoryHasTheEngine(t *testing.T) {
 }
 
 func TestChildrenOfATrainingProcess(t *testing.T) {
-	for _, kind := range []string{"exit", "call", "pools", "loader", "subprocess", "during"} {
+	for _, kind := range []string{"exit", "call", "pools", "loader", "subprocess", "during", "stay"} {
 		for _, when := range []string{"active", "paused"} {
 			t.Run(kind+" "+when, func(t *testing.T) {
 				n := newNode(t, 64)
@@ -122,6 +122,60 @@ func TestClosedStreamsWhereDirectIOIsRefused(t *testing.T) {
 	cmd.Path = refuse
 	wantDone(t, run(t, cmd), report)
 	wantNoFiles(t, n.disk)
+}
+
+func TestHostThatClosesDescriptorsItDidNotOpen(t *testing.T) {
+	n := newNode(t, 64)
+	succeed(t, n.victim(t, "closing.py"))
+	wantNoFiles(t, n.disk)
+	wantLastLines(t, n.disk)
+}
+
+// A rank that closed its lease is still its supervisor's.
+func TestRankThatClosesDescriptorsItDidNotOpen(t *testing.T) {
+	n := newNode(t, 64)
+	succeed(t, n.ebbRun(t, []string{"--offload-train", "--offload-train-target", "disk", "--offload-train-disk-dir", n.disk}, "closing.py"))
+	wantNoFiles(t, n.disk)
+	wantLastLines(t, n.disk)
+}
+
+// wantLastLines checks the victim's own files: whole, and theirs alone.
+func wantLastLines(t *testing.T, dir string) {
+	t.Helper()
+	own, err := filepath.Glob(filepath.Join(dir, "own*"))
+	if err != nil || len(own) < 10 {
+		t.Fatalf("the victim left %q, %v", own, err)
+	}
+	for _, path := range own {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasSuffix(string(text), "the last line\n") || strings.Contains(string(text), "ebb") {
+			t.Errorf("%s ends with %.200q", path, text[max(0, len(text)-200):])
+		}
+	}
+}
+
+// What the engine is doing fails then, or not; the status is the process's own all the same.
+func TestExitWhileTheEngineIsAtWork(t *testing.T) {
+	rng, rounds := random(t), 3
+	if long() {
+		rounds = 40
+	}
+	for kind, status := range map[string]int{"thread": 3, "signal": 14} {
+		t.Run(kind, func(t *testing.T) {
+			for range rounds {
+				n := newNode(t, 64)
+				n.env = []string{"SOFTGPU_LINK_GBPS=0.05", "EBB_ON_PAUSE_ERROR=exit"}
+				cmd := n.ebbRun(t, []string{"--offload-train", "--offload-train-target", "disk", "--offload-train-disk-dir", n.disk}, "exiting.py", kind, rng.Text())
+				if o := run(t, cmd); o.status != status || len(lines(o.stderr, "FAILED")) > 0 {
+					t.Errorf("want status %d and no failure told, got %v", status, o)
+				}
+				wantNoFiles(t, n.disk)
+			}
+		})
+	}
 }
 
 func wantDone(t *testing.T, o outcome, report string) {

@@ -133,6 +133,60 @@ def children_during_pauses():
         ebb.must_pause()
 
 
+def deleted_backups(pid):
+    """Backup files without a name that a process keeps open."""
+    found = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            path = os.readlink(f"/proc/{pid}/fd/{fd}")
+        except FileNotFoundError:
+            continue
+        if ".bak" in path and path.endswith("(deleted)"):
+            found.append(path)
+    return found
+
+
+def children_that_stay():
+    # Forked at any moment of a cycle, they are there when the memory is freed and the files go.
+    children, stop, failed = [], threading.Event(), []
+    reader, writer = os.pipe()
+
+    def stay():
+        os.close(writer)
+        os.read(reader, 1)  # until the parent closes it
+        os._exit(0)
+
+    def cycles():
+        try:
+            while not stop.is_set():
+                with ebb.region(backup="disk"):
+                    address = malloc(2 * MiB)
+                ebb.must_pause()
+                ebb.must_resume()
+                free(address)
+        except BaseException as err:
+            failed.append(err)
+
+    thread = threading.Thread(target=cycles)
+    thread.start()
+    for _ in range(40):
+        pid = os.fork()
+        if pid == 0:
+            stay()
+        children.append(pid)
+    stop.set()
+    thread.join()
+    kept = {pid: deleted_backups(pid) for pid in children}
+    os.close(writer)
+    os.close(reader)
+    for pid in children:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not failed, failed
+    assert not any(kept.values()), kept
+    if when == "paused":
+        ebb.must_pause()
+
+
 def main():
     ebb.must_pause()
     files = backup_files(disk)
@@ -146,6 +200,7 @@ def main():
         "loader": data_loader,
         "subprocess": subprocesses,
         "during": children_during_pauses,
+        "stay": children_that_stay,
     }[kind]()
     assert backup_files(disk) == files, "a child changed the parent's files"
     if when == "paused":
