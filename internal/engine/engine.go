@@ -97,7 +97,7 @@ func Start(c Config) (*Engine, error) {
 	}
 	e := &Engine{drv: drv, config: c, table: alloc.New(), devices: map[int]*deviceState{}}
 	e.gate = newGate(e.table.AnyPaused)
-	e.log = log.New(fdWriter(c.LogFD), logPrefix(c.Identity), 0)
+	e.log = log.New(newFDWriter(c.LogFD), logPrefix(c.Identity), 0)
 	e.block, e.workers = block, workers
 	if c.Lease != "" {
 		if e.lease, err = rankdir.HoldLease(c.Lease); err != nil {
@@ -141,12 +141,25 @@ type Result struct {
 }
 
 // fdWriter writes log lines to a raw descriptor, lossy and without Go's file poller, which
-// would make a shared descriptor non-blocking. A negative one drops everything.
-type fdWriter int
+// would make a shared descriptor non-blocking. A negative one drops everything, and so does one
+// that is another file by now: a program that closes descriptors it does not know has closed it.
+type fdWriter struct {
+	fd       int
+	dev, ino uint64
+}
 
-func (fd fdWriter) Write(p []byte) (int, error) {
-	if fd >= 0 {
-		_, _ = unix.Write(int(fd), p)
+func newFDWriter(fd int) fdWriter {
+	var st unix.Stat_t
+	if fd < 0 || unix.Fstat(fd, &st) != nil {
+		return fdWriter{fd: -1}
+	}
+	return fdWriter{fd: fd, dev: st.Dev, ino: st.Ino}
+}
+
+func (w fdWriter) Write(p []byte) (int, error) {
+	var st unix.Stat_t
+	if w.fd >= 0 && unix.Fstat(w.fd, &st) == nil && st.Dev == w.dev && st.Ino == w.ino {
+		_, _ = unix.Write(w.fd, p)
 	}
 	return len(p), nil
 }

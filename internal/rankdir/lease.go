@@ -176,6 +176,13 @@ func checkLease(st *unix.Stat_t) error {
 	return nil
 }
 
+// ours reports whether a descriptor still is the file. A program that closes descriptors it does
+// not know closes this one too, which drops the locks, and its next file may get the number.
+func (f *leaseFile) ours(fd int) bool {
+	var st unix.Stat_t
+	return unix.Fstat(fd, &st) == nil && idOf(&st) == f.id
+}
+
 // put gives back one reference; the last one closes the file, which drops all its locks.
 func (f *leaseFile) put() {
 	leases.mu.Lock()
@@ -186,7 +193,9 @@ func (f *leaseFile) put() {
 	}
 	delete(leases.open, f.id)
 	for _, fd := range append(f.spare, f.fd) {
-		_ = unix.Close(fd)
+		if f.ours(fd) {
+			_ = unix.Close(fd)
+		}
 	}
 }
 
@@ -214,7 +223,7 @@ func (f *leaseFile) unhold() error {
 	f.change.Lock()
 	defer f.change.Unlock()
 	f.held--
-	if f.held > 0 {
+	if f.held > 0 || !f.ours(f.fd) {
 		return nil
 	}
 	return f.unlock(byteRank)

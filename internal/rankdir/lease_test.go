@@ -134,3 +134,33 @@ func TestLeaseThatIsNoLease(t *testing.T) {
 		}
 	}
 }
+
+// TestReleaseLeavesAFileThatTookTheDescriptor: a program that closes descriptors it does not know
+// may have opened a file of its own under the lease's number.
+func TestReleaseLeavesAFileThatTookTheDescriptor(t *testing.T) {
+	dir := t.TempDir()
+	path := dir + "/x.lease"
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := HoldLease(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := os.Create(dir + "/other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close() }()
+	number := l.file.fd
+	if err := unix.Dup2(int(other.Fd()), number); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(number) }()
+	if err := l.Release(); err != nil {
+		t.Errorf("release: %v", err)
+	}
+	if _, err := unix.Write(number, []byte("still open")); err != nil {
+		t.Errorf("the program's own file was closed: %v", err)
+	}
+}
