@@ -9,7 +9,7 @@ import os
 from gpu import *
 
 disk = os.environ["E2E_DISK"]
-outside = malloc(MiB)  # not managed: the driver is ready, with the descriptors that it needs
+free_memory()  # the driver is ready, with the descriptors that it needs, and ebb's engine is not
 known = {int(fd) for fd in os.listdir("/proc/self/fd")}
 ebb = Ebb()
 own = {}  # descriptor: (path, what was written)
