@@ -47,7 +47,7 @@ typedef enum ebb_code {
 	EBB_ERR_HOST_MEMORY = 10,  /* not enough host memory */
 	EBB_ERR_NO_SPACE = 11,     /* not enough room in the disk directory (space, inodes, quota) */
 	EBB_ERR_IO = 12,           /* reading or writing a backup file failed */
-	EBB_ERR_CORRUPT = 13,      /* a backup does not hold what was written */
+	EBB_ERR_CORRUPT = 13,      /* a backup file is gone, replaced or cut; bytes are not compared yet */
 	EBB_ERR_PARTIAL = 14,      /* paused in part: some allocations stayed active */
 	EBB_ERR_NOT_LOADED = 15,   /* the engine library could not be loaded */
 	EBB_ERR_INTERNAL = 16,     /* a defect in ebb */

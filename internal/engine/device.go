@@ -85,7 +85,7 @@ func (e *Engine) withContext(ctx device.Context, fn func() error) (err error) {
 
 // restoreError hides the driver's code: it speaks of the caller's context, not of what was done.
 func restoreError(err error) error {
-	return fmt.Errorf("%w: put back the calling thread's CUDA context: %v", ErrState, err)
+	return fmt.Errorf("%w: put back the calling thread's CUDA context: %s", ErrState, err.Error())
 }
 
 func (e *Engine) withDevice(dev int, fn func() error) error {

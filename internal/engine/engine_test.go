@@ -21,7 +21,7 @@ import (
 )
 
 // The tests drive the engine over softgpu, in this process, with a granularity of 64 KiB, so
-// that many allocations stay cheap, and two devices of 256 MiB. Submitted work does not begin
+// that many allocations stay cheap, and two devices of 1.5 GiB. Submitted work does not begin
 // until somebody waits for it, so that a wait that is missing always shows.
 func TestMain(m *testing.M) {
 	if args := os.Getenv(holderEnv); args != "" {
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	}
 	for k, v := range map[string]string{
 		"SOFTGPU_NODE":           fmt.Sprintf("engine-test-%d", os.Getpid()),
-		"SOFTGPU_MEM_MB":         "256",
+		"SOFTGPU_MEM_MB":         "1536",
 		"SOFTGPU_DEVICES":        "2",
 		"SOFTGPU_GRANULARITY_KB": "64",
 		"SOFTGPU_LATENCY_US":     "hold",
@@ -116,6 +116,16 @@ func (r *rig) make(size int, dev int, reg Region) *array {
 	a := &array{addr: addr, dev: dev}
 	r.fill(a, size)
 	return a
+}
+
+// hog takes all memory of device 0 but 30 MiB.
+func (r *rig) hog(tag string) *array {
+	r.t.Helper()
+	addr, err := r.Malloc(r.free(0)-30<<20, 0, none(tag), 0)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return &array{addr: addr}
 }
 
 // fill writes new random bytes.
@@ -572,7 +582,7 @@ func TestAWaitingResumeHoldsNothing(t *testing.T) {
 	r := newRig(t)
 	a := r.make(60<<20, 0, disk("w"))
 	r.pause()
-	r.make(220<<20, 0, none("kv"))
+	r.hog("kv")
 	wait := r.set
 	wait.ResumeWait = time.Hour // a failure bound
 	done := make(chan error)
@@ -592,7 +602,7 @@ func TestResumeWithTooLittleMemoryStaysPausedAndCanBeRepeated(t *testing.T) {
 	a := r.make(60<<20, 0, disk("x"))
 	b := r.make(1<<20, 0, disk("x"))
 	r.pause()
-	hog := r.make(220<<20, 0, none("hog"))
+	hog := r.hog("hog")
 	before := r.free(0)
 	_, err := r.Resume([]string{"x"}, r.set)
 	var short *DeviceMemoryError
@@ -616,7 +626,7 @@ func TestResumeWaitsForMemoryUntilItsDeadline(t *testing.T) {
 	r := newRig(t)
 	a := r.make(60<<20, 0, disk("x"))
 	r.pause()
-	hog := r.make(220<<20, 0, none("hog"))
+	hog := r.hog("hog")
 	wait := r.set
 	wait.ResumeWait = time.Hour // a failure bound: the test ends when the memory is free
 	done := make(chan error)
@@ -795,7 +805,7 @@ func TestABackupFileThatWasCutIsReportedAndNothingElseIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := r.Resume(nil, r.set)
-	if !errors.Is(err, store.ErrIO) || Code(err) != CodeIO || !bytes.Contains([]byte(err.Error()), []byte(cut[0])) {
+	if !errors.Is(err, store.ErrLost) || Code(err) != CodeCorrupt || !bytes.Contains([]byte(err.Error()), []byte(cut[0])) {
 		t.Fatalf("got %v", err)
 	}
 	if r.state(a) != alloc.Paused || r.state(b) != alloc.Paused {

@@ -32,9 +32,9 @@ type DeviceMemoryError struct {
 }
 
 func (e *DeviceMemoryError) Error() string {
-	s := fmt.Sprintf("not enough memory on device %d: need %d bytes, free %d bytes", e.Device, e.Need, e.Free)
+	s := fmt.Sprintf("not enough memory on device %d: %s needed, %s free", e.Device, store.Size(e.Need), store.Size(e.Free))
 	for i, h := range e.Holders {
-		s += [...]string{"; held by ", ", "}[min(i, 1)] + fmt.Sprintf("pid %d (%s): %d bytes", h.PID, h.Name, h.Bytes)
+		s += [...]string{"; held by ", ", "}[min(i, 1)] + fmt.Sprintf("pid %d (%s): %s", h.PID, h.Name, store.Size(h.Bytes))
 	}
 	if e.Err != nil {
 		s += ": " + e.Err.Error()

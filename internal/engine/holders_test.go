@@ -76,7 +76,7 @@ func TestResumeWithTooLittleMemoryNamesWhoHoldsIt(t *testing.T) {
 	a := r.make(60<<20, 0, disk("x"))
 	r.make(1<<20, 0, none("kept")) // this process holds memory too, and is not named
 	r.pause("x")
-	pid, end := startHolder(t, 220<<20)
+	pid, end := startHolder(t, 1500<<20)
 
 	_, err := r.Resume([]string{"x"}, r.set)
 	var short *DeviceMemoryError
@@ -84,14 +84,14 @@ func TestResumeWithTooLittleMemoryNamesWhoHoldsIt(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	name := filepath.Base(os.Args[0])
-	want := []device.Holder{{PID: pid, Bytes: 220 << 20, Name: name}}
+	want := []device.Holder{{PID: pid, Bytes: 1500<<20, Name: name}}
 	if diff := cmp.Diff(want, short.Holders); diff != "" {
 		t.Errorf("holders (- want, + got):\n%s", diff)
 	}
-	if text := fmt.Sprintf("held by pid %d (%s): %d bytes", pid, name, 220<<20); !strings.Contains(err.Error(), text) {
+	if text := fmt.Sprintf("held by pid %d (%s): 1.5 GiB", pid, name); !strings.Contains(err.Error(), text) {
 		t.Errorf("%q does not say %q", err, text)
 	}
-	json := fmt.Sprintf(`"holders":[{"pid":%d,"bytes":%d,"name":%q}]`, pid, 220<<20, name)
+	json := fmt.Sprintf(`"holders":[{"pid":%d,"bytes":%d,"name":%q}]`, pid, 1500<<20, name)
 	if got := Details(err); !bytes.Contains(got, []byte(json)) {
 		t.Errorf("%s\nlacks %s", got, json)
 	}
@@ -99,4 +99,24 @@ func TestResumeWithTooLittleMemoryNamesWhoHoldsIt(t *testing.T) {
 	end()
 	r.resume("x")
 	r.holds(a)
+}
+
+// What did not pass the hooks (the driver's own allocation calls, another runtime) is seen by
+// NVML: a pause of all that would free nothing of it is an error.
+func TestAPauseOfNothingSeesMemoryThatPassedNoHook(t *testing.T) {
+	r := newRig(t)
+	if _, err := r.Pause(nil, r.set); err != nil {
+		t.Fatalf("without other memory: %v", err)
+	}
+	d, err := r.deviceState(0)
+	check(t, err)
+	h, err := r.drv.MemCreate(contextBytes+d.granularity, d.props)
+	check(t, err)
+	defer func() { check(t, r.drv.MemRelease(h)) }()
+	if _, err := r.Pause(nil, r.set); !errors.Is(err, ErrUnmanaged) {
+		t.Fatalf("with %d bytes of other memory: %v", uint64(contextBytes), err)
+	}
+	if _, err := r.Pause([]string{}, r.set); !errors.Is(err, ErrUnmanaged) {
+		t.Fatalf("got %v", err)
+	}
 }

@@ -34,8 +34,8 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 		return res, err
 	}
 	if len(set) == 0 {
-		if len(tags) == 0 && s.Unmanaged > 0 && e.table.Len() == 0 {
-			return res, fmt.Errorf("%w: %d allocations were made outside of a region (TMS_INIT_ENABLE=1 manages all)", ErrUnmanaged, s.Unmanaged)
+		if len(tags) == 0 && e.table.Len() == 0 {
+			return res, e.refuseUnmanaged(s.Unmanaged)
 		}
 		return res, nil
 	}
@@ -59,6 +59,24 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	}
 	e.recordPause(res, err)
 	return res, err
+}
+
+// contextBytes is what a process's device memory must exceed to count as held through other
+// allocators: contexts and their modules take some by themselves (0.5 GB on an H200).
+const contextBytes = 1 << 30
+
+// refuseUnmanaged is the answer to a pause of everything where nothing is managed: an error if
+// the process holds device memory all the same, since the caller counts on it to be freed.
+// unmanaged is what the hooks saw; NVML tells of the rest, where it tells.
+func (e *Engine) refuseUnmanaged(unmanaged int64) error {
+	const remedy = "make it inside a region, or set TMS_INIT_ENABLE=1 to manage all that cudaMalloc makes"
+	if unmanaged > 0 {
+		return fmt.Errorf("%w: %d allocations were made outside of a region: %s", ErrUnmanaged, unmanaged, remedy)
+	}
+	if held := e.ownBytes(); held > contextBytes {
+		return fmt.Errorf("%w: %s, none of which came through cudaMalloc in a region: %s", ErrUnmanaged, store.Size(held), remedy)
+	}
+	return nil
 }
 
 // save brings all bytes of the set into its backings, or gives back what it took of host memory
@@ -112,7 +130,9 @@ func (e *Engine) openBackings(set []*alloc.Allocation) (held []store.Backing, fr
 		}
 		b, isNew, err := e.backings.open(a)
 		if err != nil {
-			err = fmt.Errorf("make room for %v; this pause needs %d bytes more in all: %w", a, need[a.Backup], err)
+			if more := need[a.Backup]; more > a.Size {
+				err = fmt.Errorf("this pause takes %s more in all: %w", store.Size(more), err)
+			}
 			return nil, nil, errors.Join(err, e.releaseBackings(fresh))
 		}
 		held[i] = b

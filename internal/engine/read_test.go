@@ -100,7 +100,7 @@ func TestAPauseOfNothingInAProcessWithOtherMemoryIsAnError(t *testing.T) {
 
 func TestDetailsCarryTheNumbers(t *testing.T) {
 	err := &DeviceMemoryError{Device: 1, Need: 20, Free: 10}
-	want := `{"code":9,"message":"not enough memory on device 1: need 20 bytes, free 10 bytes","device":1,"need_bytes":20,"free_bytes":10}`
+	want := `{"code":9,"message":"not enough memory on device 1: 20 bytes needed, 10 bytes free","device":1,"need_bytes":20,"free_bytes":10}`
 	if got := string(Details(err)); got != want {
 		t.Fatalf("got  %s\nwant %s", got, want)
 	}

@@ -27,8 +27,11 @@ func (e *Engine) Resume(tags []string, s Settings) (Result, error) {
 	for {
 		res, err := e.resumeOnce(tags, s, start)
 		var short *DeviceMemoryError
-		if errors.As(err, &short) && e.waitForMemory(short, start.Add(s.ResumeWait)) {
-			continue
+		if errors.As(err, &short) {
+			if e.waitForMemory(short, start.Add(s.ResumeWait)) {
+				continue
+			}
+			err = fmt.Errorf("%w; waited %v for it (EBB_RESUME_WAIT=SECONDS waits longer)", err, s.ResumeWait)
 		}
 		if err != nil || res.Allocations > 0 {
 			e.recordResume(res, err)
@@ -136,6 +139,26 @@ func (e *Engine) holders(dev int) []device.Holder {
 		return nil
 	}
 	return slices.DeleteFunc(list, func(h device.Holder) bool { return h.PID == os.Getpid() })
+}
+
+// ownBytes is the device memory that this process holds in all, as far as the system tells.
+func (e *Engine) ownBytes() (held uint64) {
+	devices, err := e.drv.DeviceCount()
+	if err != nil {
+		return 0
+	}
+	for dev := range devices {
+		list, err := e.drv.Holders(dev)
+		if err != nil {
+			continue
+		}
+		for _, h := range list {
+			if h.PID == os.Getpid() {
+				held += h.Bytes
+			}
+		}
+	}
+	return held
 }
 
 // waitForMemory waits until the device has as many bytes free as were needed; false when the

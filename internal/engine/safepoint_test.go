@@ -29,8 +29,8 @@ func TestARequestedPauseWaitsForASafePointAndTheActorForItsMemory(t *testing.T) 
 		t.Fatal(err)
 	}
 	select {
-	case <-safe:
-		t.Fatal("the actor went on without its memory")
+	case err := <-safe:
+		t.Fatalf("the actor went on without its memory (%v)", err)
 	default:
 	}
 	r.resume()

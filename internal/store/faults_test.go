@@ -553,8 +553,8 @@ func TestAFileCutShort(t *testing.T) {
 	if err := b.ReadBlock(0, p); err != nil {
 		t.Errorf("the part that is there: %v", err)
 	}
-	if err := b.ReadBlock(testBlock, p); !errors.Is(err, ErrIO) {
-		t.Errorf("the part that is gone: %v, want ErrIO", err)
+	if err := b.ReadBlock(testBlock, p); !errors.Is(err, ErrLost) {
+		t.Errorf("the part that is gone: %v, want ErrLost", err)
 	}
 	w.finish(t)
 }

@@ -30,7 +30,7 @@ func (b *fileBacking) Reserve() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.reserve(); err != nil {
-		return fmt.Errorf("reserve %d bytes of disk for allocation %d: %w", b.blocks.size, b.id, err)
+		return fmt.Errorf("room on disk for allocation %d: %w", b.id, err)
 	}
 	return nil
 }
@@ -293,7 +293,7 @@ func (s *Files) withFile(f *diskFile, n int64, op func(fd int, direct bool) erro
 			f.dir.goBuffered("transfer", err) // acquire gives a buffered one from now on
 		case noRoom(err):
 			return s.noSpace(f.dir, n, err)
-		case errors.Is(err, unix.ESTALE):
+		case errors.Is(err, unix.ESTALE), errors.Is(err, io.ErrUnexpectedEOF):
 			return fmt.Errorf("%w (%w)", ErrLost, err)
 		default:
 			return fmt.Errorf("%w: %w", ErrIO, err)

@@ -101,7 +101,7 @@ func (b *hostBacking) Reserve() error {
 	defer b.mu.Unlock()
 	size := alignUp(b.blocks.size)
 	fail := func(err error) error {
-		return fmt.Errorf("reserve %d bytes of host memory for allocation %d: %w", size, b.id, err)
+		return fmt.Errorf("host memory for allocation %d: %w", b.id, err)
 	}
 	if b.released {
 		return fail(ErrClosed)
@@ -241,7 +241,7 @@ type HostMemoryError struct {
 }
 
 func (e *HostMemoryError) Error() string {
-	s := fmt.Sprintf("not enough host memory: need %d bytes, available %d bytes", e.Need, e.Available)
+	s := fmt.Sprintf("%v: %s needed, %s available", ErrHostMemory, Size(e.Need), Size(e.Available))
 	if e.Err != nil {
 		s += ": " + e.Err.Error()
 	}

@@ -83,7 +83,7 @@ var (
 	ErrNoSpace    = errors.New("no space left")
 	ErrHostMemory = errors.New("not enough host memory")
 	ErrIO         = errors.New("I/O error")
-	ErrLost       = errors.New("backup file is gone") // removed or replaced by someone else
+	ErrLost       = errors.New("backup file is gone, replaced or cut") // by someone else
 	ErrNoMemory   = errors.New("the backing holds no host memory now")
 )
 
@@ -96,7 +96,24 @@ type NoSpaceError struct {
 }
 
 func (e *NoSpaceError) Error() string {
-	return fmt.Sprintf("no space left in %s: need %d bytes, free %d bytes, %d inodes free: %v", e.Dir, e.Need, e.Free, e.InodesFree, e.Err)
+	s := fmt.Sprintf("%v in %s: %s needed, %s free", ErrNoSpace, e.Dir, Size(e.Need), Size(e.Free))
+	if e.InodesFree == 0 {
+		s += ", no inodes free"
+	}
+	return fmt.Sprintf("%s (%v): make room there or name another directory", s, e.Err)
+}
+
+// Size is a number of bytes for people: "512 bytes", "1.5 MiB".
+func Size(n uint64) string {
+	if n < 1<<10 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	units := []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
+	v, unit := float64(n)/1024, 0
+	for v >= 1024 && unit < len(units)-1 {
+		v, unit = v/1024, unit+1
+	}
+	return fmt.Sprintf("%.1f %s", v, units[unit])
 }
 
 // Unwrap makes errors.Is(err, ErrNoSpace) and errors.Is(err, unix.ENOSPC) true.
