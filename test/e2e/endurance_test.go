@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"fmt"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -11,9 +13,9 @@ var backupModes = []string{"disk", "pinned", "mmap", "none"}
 // A model of what every allocation holds, against whole processes with threads and forks. How the
 // threads meet is the scheduler's; what each of them does is the seed's.
 func TestAnySequenceOfCallsOnAnyThreadIsSafe(t *testing.T) {
-	rng, rounds, steps := random(t), 2, 300
+	rng, rounds, steps := random(t), 3, 600
 	if long() {
-		rounds, steps = 20, 1500
+		rounds, steps = 20, 2500
 	}
 	for range rounds {
 		n := newNode(t, 64)
@@ -54,6 +56,8 @@ func TestHostMemoryComesBackAfterACycleUnlessItIsRetained(t *testing.T) {
 }
 
 func TestWorkOnNonBlockingStreamsIsInTheBackup(t *testing.T) {
+	image := filepath.Join(work, "endurance_kernel.so")
+	compile(t, "-shared", "-fPIC", "-I"+filepath.Join(root, "softgpu"), "-o", image, filepath.Join(testdir, "endurance_kernel.c"))
 	for _, latency := range []string{"50", "hold"} {
 		for _, backup := range []string{"disk", "pinned", "mmap"} {
 			if latency != "hold" && backup != "pinned" && !long() {
@@ -62,10 +66,18 @@ func TestWorkOnNonBlockingStreamsIsInTheBackup(t *testing.T) {
 			t.Run(fmt.Sprintf("%s latency %s", backup, latency), func(t *testing.T) {
 				n := newNode(t, 64)
 				n.env = []string{"SOFTGPU_LATENCY_US=" + latency, "SOFTGPU_GRANULARITY_KB=64"}
-				t.Log(strings.TrimSpace(succeed(t, n.victim(t, "endurance_streams.py", backup))))
+				t.Log(strings.TrimSpace(succeed(t, n.victim(t, "endurance_streams.py", backup, image))))
 				wantNoFiles(t, n.disk)
 			})
 		}
+	}
+}
+
+func compile(t *testing.T, args ...string) {
+	t.Helper()
+	cmd := exec.Command("gcc", append([]string{"-std=c11", "-Wall", "-Wextra", "-Werror"}, args...)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", cmd.Args, err, out)
 	}
 }
 

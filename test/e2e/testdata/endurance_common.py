@@ -48,6 +48,21 @@ def copy_async(to, source, size, kind, stream):
     _check("cudaMemcpyAsync", _cudart.cudaMemcpyAsync(to, source, size, kind, stream))
 
 
+class Kernel:
+    """A kernel of a device image. Arguments of a launch are ctypes values."""
+
+    def __init__(self, image, name):
+        free(malloc(1))  # the thread has the device's primary context from here on
+        self.driver = ctypes.CDLL("libcuda.so.1")
+        module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
+        _check("cuModuleLoad", self.driver.cuModuleLoad(ctypes.byref(module), os.fsencode(image)))
+        _check("cuModuleGetFunction", self.driver.cuModuleGetFunction(ctypes.byref(self.function), module, name.encode()))
+
+    def launch(self, stream, *arguments):
+        pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])
+        _check("cuLaunchKernel", self.driver.cuLaunchKernel(self.function, 1, 1, 1, 1, 1, 1, 0, stream, pointers, None))
+
+
 def resident(*kinds):
     """Bytes that are resident in this process: RssAnon, RssFile, RssShmem; all three without kinds."""
     kinds = kinds or ("RssAnon", "RssFile", "RssShmem")

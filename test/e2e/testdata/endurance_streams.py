@@ -1,5 +1,5 @@
-"""endurance_streams.py BACKUP: a pause that comes right behind work on non-blocking streams, 1,000
-times, holds the last write of every stream."""
+"""endurance_streams.py BACKUP IMAGE: a pause that comes right behind copies and kernels on non-blocking
+streams, 1,000 times, holds the last write of every stream. IMAGE has the kernel add."""
 
 import ctypes
 import os
@@ -10,6 +10,7 @@ from endurance_common import *
 REPETITIONS, SIZE, STREAMS = 1000, 64 * 1024, 3
 held = os.environ["SOFTGPU_LATENCY_US"] == "hold"
 ebb = Ebb()
+add = Kernel(sys.argv[2], "add")
 with ebb.region(**MODES[sys.argv[1]]):
     memory = [malloc(SIZE) for _ in range(STREAMS)]
     behind = [malloc(SIZE) for _ in range(STREAMS)]
@@ -19,7 +20,7 @@ first, last = pinned_buffer(SIZE), pinned_buffer(SIZE)
 
 
 def content(repetition, what):
-    return (repetition * 7 + what).to_bytes(4, "little") * (SIZE // 4)
+    return (repetition * 16 + what).to_bytes(4, "little") * (SIZE // 4)
 
 
 waiting = 0
@@ -31,20 +32,23 @@ for repetition in range(1, REPETITIONS + 1):
     for address, other, stream in zip(memory, behind, streams):
         copy_async(address, first, SIZE, H2D, stream)
         copy_async(address, last, SIZE, H2D, stream)
-        copy_async(other, address, SIZE, D2D, stream)  # the last write of all, of what this stream wrote before
+        add.launch(stream, ctypes.c_uint64(address), ctypes.c_uint64(SIZE // 4), ctypes.c_uint32(3))
+        copy_async(other, address, SIZE, D2D, stream)
+        add.launch(stream, ctypes.c_uint64(address), ctypes.c_uint64(SIZE // 4), ctypes.c_uint32(4))
     # The software driver's device memory can be seen without waiting for anything.
-    done = [ctypes.string_at(other, 4) == content(repetition, 2)[:4] for other in behind]
+    done = [ctypes.string_at(address, 4) == content(repetition, 9)[:4] for address in memory]
     waiting += STREAMS - sum(done)
     assert not (held and any(done)), "the driver did not hold its work: this test shows nothing"
     ebb.must_pause()
-    # What the program does with its own buffer after the pause changes nothing.
+    # What the program does with its own buffers after the pause changes nothing.
     ctypes.memset(first, 0xEE, SIZE)
     ctypes.memset(last, 0xEE, SIZE)
     if repetition % 10 == 0:
-        for address in memory + behind:
-            assert must_ebb_read(ebb, address, SIZE) == content(repetition, 2), f"repetition {repetition}: the backup lacks the last write"
+        for address, other in zip(memory, behind):
+            assert must_ebb_read(ebb, address, SIZE) == content(repetition, 9), f"repetition {repetition}: the backup lacks the kernel's write"
+            assert must_ebb_read(ebb, other, SIZE) == content(repetition, 5), f"repetition {repetition}: the backup lacks the copy"
     ebb.must_resume()
-    for address in memory + behind:
-        assert ctypes.string_at(address, SIZE) == content(repetition, 2), f"repetition {repetition}: the last write is lost"
+    for address, other in zip(memory, behind):
+        assert ctypes.string_at(address, SIZE) == content(repetition, 9), f"repetition {repetition}: the kernel's write is lost"
+        assert ctypes.string_at(other, SIZE) == content(repetition, 5), f"repetition {repetition}: the copy is lost"
 print(f"{waiting} of {REPETITIONS * STREAMS} streams had work left when the pause came")
-assert waiting > 0, "no stream had work left in any pause: this test shows nothing"
