@@ -84,7 +84,7 @@ func TestResumeWithTooLittleMemoryNamesWhoHoldsIt(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	name := filepath.Base(os.Args[0])
-	want := []device.Holder{{PID: pid, Bytes: 1500<<20, Name: name}}
+	want := []device.Holder{{PID: pid, Bytes: 1500 << 20, Name: name}}
 	if diff := cmp.Diff(want, short.Holders); diff != "" {
 		t.Errorf("holders (- want, + got):\n%s", diff)
 	}
