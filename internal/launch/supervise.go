@@ -99,7 +99,7 @@ type supervisor struct {
 
 	status, first int
 	interrupts    int
-	passedOn      bool             // a signal that ends a run was passed on
+	passedOn      syscall.Signal   // the last one that asks a run to end; 0: none
 	deadline      <-chan time.Time // when the rest is killed
 }
 
@@ -254,17 +254,32 @@ func (s *supervisor) ended(i int, c *child) {
 		return
 	}
 	s.first, s.status = i, status
+	if s.passedOn != 0 {
+		s.endedAsAsked(c, status, how)
+	}
 	others := s.runningNames()
 	if others == "" {
-		s.Say(fmt.Sprintf("%s %s", c.Name, how))
+		if s.passedOn == 0 {
+			s.Say(fmt.Sprintf("%s %s", c.Name, how))
+		}
 		return
 	}
-	s.Say(fmt.Sprintf("%s %s: ending %s", c.Name, how, others))
-	if !s.passedOn {
+	if s.passedOn == 0 {
+		s.Say(fmt.Sprintf("%s %s: ending %s", c.Name, how, others))
 		s.signal(unix.SIGTERM)
 		s.signal(unix.SIGCONT) // a stopped process takes no signal until it goes on
 	}
 	s.deadline = time.After(s.Grace)
+}
+
+// endedAsAsked says how the run ends after a signal that was to end it. That is no failure of the
+// rank which happens to end first: it is named only when it ended in another way.
+func (s *supervisor) endedAsAsked(c *child, status int, how string) {
+	if name := signalName(s.passedOn); status == statusSignal+int(s.passedOn) {
+		s.Say(fmt.Sprintf("ended by %s (status %d)", name, status))
+	} else {
+		s.Say(fmt.Sprintf("%s %s, after %s", c.Name, how, name))
+	}
 }
 
 func exitStatus(w unix.WaitStatus) (status int, how string) {
@@ -297,11 +312,13 @@ func (s *supervisor) handle(sig os.Signal) {
 		if s.interrupts >= 2 {
 			return
 		}
-		s.Say("SIGINT passed on; once more kills the ranks")
+		s.Say("got SIGINT, passed on to the ranks; once more kills them")
+	case terminates(n) && n != s.passedOn:
+		s.Say(fmt.Sprintf("got %s, passed on to the ranks", signalName(n)))
 	}
 	s.signal(n)
 	if terminates(n) {
-		s.passedOn = true
+		s.passedOn = n
 		s.signal(unix.SIGCONT)
 	}
 }
@@ -326,7 +343,7 @@ func (s *supervisor) runningNames() string {
 		}
 	}
 	if len(names) > 4 {
-		return fmt.Sprintf("%d ranks", len(names))
+		return Count(len(names), "rank")
 	}
 	return strings.Join(names, ", ")
 }
