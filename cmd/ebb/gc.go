@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -22,6 +23,9 @@ type gcResult struct {
 	Files       int              `json:"files"` // removed, or to be removed
 	Bytes       uint64           `json:"bytes"`
 	Errors      []string         `json:"errors"`
+
+	looked []string // those of the directories that could be looked at
+	status int      // that ebb gc ends with
 }
 
 func newGC() *cobra.Command {
@@ -54,8 +58,8 @@ everything that ebb cannot prove to be its own, is left alone.`,
 			for _, line := range result.Errors {
 				say(line)
 			}
-			if len(result.Errors) > 0 {
-				return statusError(launch.StatusDirectory)
+			if result.status != 0 {
+				return statusError(result.status)
 			}
 			return nil
 		},
@@ -71,7 +75,8 @@ func defaultDirs() ([]string, error) {
 	const variable = "EBB_OFFLOAD_TRAIN_DISK_DIR"
 	list := os.Getenv(variable)
 	if list == "" {
-		return []string{launch.DefaultDiskDir(os.Getenv, os.Getuid())}, nil
+		dir, err := launch.DefaultDiskDir(os.Getenv, os.Getuid())
+		return []string{dir}, err
 	}
 	dirs, err := launch.ParseDirs(list)
 	if err != nil {
@@ -80,23 +85,23 @@ func defaultDirs() ([]string, error) {
 	return dirs, nil
 }
 
+// collect collects from all directories; what is wrong with one does not keep the others from it.
 func collect(dirs []string, dry bool) gcResult {
-	r := gcResult{MessageType: "gc", DryRun: dry, Reports: []rankdir.Report{}, Errors: []string{}}
+	r := gcResult{MessageType: "gc", DryRun: dry, DiskDirs: []string{}, Reports: []rankdir.Report{}, Errors: []string{}}
 	for _, dir := range dirs {
 		abs, err := filepath.Abs(dir)
 		if err != nil {
-			r.Errors = append(r.Errors, oneLine(err))
+			r.fail(launch.Usagef("--disk-dir %s: %w; name an absolute path", dir, err), dir)
 			continue
 		}
 		r.DiskDirs = append(r.DiskDirs, abs)
 		reports, err := launch.GC(abs, dry)
 		r.Reports = append(r.Reports, reports...)
-		var d *rankdir.DirError
-		switch {
-		case errors.As(err, &d):
-			r.Errors = append(r.Errors, d.Error())
-		case err != nil:
-			r.Errors = append(r.Errors, oneLine(err))
+		if err != nil {
+			r.fail(err, abs)
+		}
+		if !unusable(err, abs) {
+			r.looked = append(r.looked, abs)
 		}
 	}
 	for _, report := range r.Reports {
@@ -106,23 +111,47 @@ func collect(dirs []string, dry bool) gcResult {
 	return r
 }
 
+// fail notes an error. A directory that cannot be used is wrong usage; that something could not be
+// removed weighs more.
+func (r *gcResult) fail(err error, dir string) {
+	var d *rankdir.DirError
+	text, status := oneLine(err), launch.StatusDirectory
+	if errors.As(err, &d) {
+		text = d.Error()
+	}
+	if unusable(err, dir) {
+		status = launch.StatusUsage
+	}
+	r.Errors = append(r.Errors, text)
+	r.status = max(r.status, status)
+}
+
+// unusable reports whether an error says that dir cannot be a disk directory.
+func unusable(err error, dir string) bool {
+	var d *rankdir.DirError
+	return launch.StatusOf(err) == launch.StatusUsage || errors.As(err, &d) && d.Path == dir
+}
+
 // print tells a person: a line for each directory, then the sum.
 func (r gcResult) print() {
 	for _, report := range r.Reports {
 		switch report.State {
 		case rankdir.Reclaimed:
-			fmt.Printf("removed  %s: %d files, %s\n", report.Dir, len(report.Files), humanize.IBytes(report.Bytes))
+			fmt.Printf("removed  %s: %s, %s\n", report.Dir, launch.Count(len(report.Files), "file"), humanize.IBytes(report.Bytes))
 		case rankdir.Reclaimable:
-			fmt.Printf("dead     %s: %d files, %s\n", report.Dir, len(report.Files), humanize.IBytes(report.Bytes))
+			fmt.Printf("dead     %s: %s, %s\n", report.Dir, launch.Count(len(report.Files), "file"), humanize.IBytes(report.Bytes))
 		case rankdir.Live:
 			fmt.Printf("live     %s\n", report.Dir)
 		case rankdir.KeptForeign:
 			fmt.Printf("kept     %s: %s\n", report.Dir, report.Why)
 		}
 	}
+	if len(r.looked) == 0 {
+		return
+	}
 	verb := "removed"
 	if r.DryRun {
 		verb = "to remove:"
 	}
-	fmt.Printf("%s %d files, %s\n", verb, r.Files, humanize.IBytes(r.Bytes))
+	fmt.Printf("%s %s, %s, in %s\n", verb, launch.Count(r.Files, "file"), humanize.IBytes(r.Bytes), strings.Join(r.looked, ", "))
 }

@@ -81,7 +81,7 @@ func (c *claims) sweep() {
 func (c *claims) tell(r rankdir.Report) {
 	switch {
 	case r.State == rankdir.Reclaimed && len(r.Files) > 0:
-		c.say(fmt.Sprintf("removed %d files, %s, that an ended run left in %s", len(r.Files), humanize.IBytes(r.Bytes), r.Dir))
+		c.say(fmt.Sprintf("removed %s, %s, that an ended run left in %s", Count(len(r.Files), "file"), humanize.IBytes(r.Bytes), r.Dir))
 	case r.State == rankdir.KeptForeign:
 		c.say(fmt.Sprintf("left alone what an ended run left in %s: %s", r.Dir, r.Why))
 	}

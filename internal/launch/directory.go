@@ -15,17 +15,18 @@ import (
 )
 
 // CheckDirectory checks whether ebb may keep rank directories in dir, before anything is made.
-// dir need not exist yet: then its nearest ancestor that does is looked at. The warning, if not
-// empty, is one line about a file system that works and is a poor choice.
+// dir need not exist yet, but the directory that it is to be in must: where that is missing, most
+// likely a disk is not mounted, and the bytes would fill the one below. The warning, if not empty,
+// is one line about a file system that works and is a poor choice.
 func CheckDirectory(dir string, allowRAM bool) (warning string, err error) {
 	const remedy = "name another directory with --offload-train-disk-dir"
 
 	info, err := os.Lstat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		parent, err := existingAncestor(dir)
-		if err != nil {
-			return "", Usagef("disk directory %s: %w; %s", dir, err, remedy)
+		parent := filepath.Dir(dir)
+		if err := checkParent(parent); err != nil {
+			return "", Usagef("disk directory %s cannot be made: %w, or %s", dir, err, remedy)
 		}
 		if err := writable(parent); err != nil {
 			return "", Usagef("disk directory %s does not exist and cannot be made: %w; make it, or %s", dir, err, remedy)
@@ -50,32 +51,30 @@ func CheckDirectory(dir string, allowRAM bool) (warning string, err error) {
 	return checkFileSystem(dir, dir, allowRAM)
 }
 
-// MakeDirectory makes a directory that CheckDirectory accepted.
+// MakeDirectory makes a directory that CheckDirectory accepted, where it is not there yet.
 func MakeDirectory(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return Usagef("disk directory %s cannot be made: %w; name another directory with --offload-train-disk-dir", dir, err)
 	}
 	return nil
 }
 
-// existingAncestor is the nearest directory above dir that exists.
-func existingAncestor(dir string) (string, error) {
-	for {
-		parent := filepath.Dir(dir)
-		info, err := os.Stat(parent)
-		switch {
-		case err == nil && info.IsDir():
-			return parent, nil
-		case err == nil:
-			return "", fmt.Errorf("%s is not a directory", parent)
-		case !errors.Is(err, fs.ErrNotExist) || parent == dir:
-			return "", err
-		}
-		if info, err := os.Lstat(parent); err == nil && info.Mode()&fs.ModeSymlink != 0 {
-			return "", fmt.Errorf("%s is a symbolic link to nowhere", parent)
-		}
-		dir = parent
+// checkParent checks that there is a directory to make the disk directory in. The error ends with
+// what to do.
+func checkParent(parent string) error {
+	info, err := os.Stat(parent)
+	switch {
+	case err == nil && info.IsDir():
+		return nil
+	case err == nil:
+		return fmt.Errorf("%s is not a directory: remove it", parent)
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: correct that", err)
 	}
+	if info, err := os.Lstat(parent); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		return fmt.Errorf("%s is a symbolic link to nowhere: correct it", parent)
+	}
+	return fmt.Errorf("%s does not exist: create it, or mount the disk that belongs there", parent)
 }
 
 // writable checks that this process may make entries in a directory.

@@ -40,7 +40,6 @@ func TestDirectoriesThatMayBeUsed(t *testing.T) {
 	}
 	accepted(t, d)
 	accepted(t, filepath.Join(d, "new"))
-	accepted(t, filepath.Join(d, "new", "deep", "er"))
 	if _, err := os.Lstat(filepath.Join(d, "new")); err == nil {
 		t.Error("checking made the directory")
 	}
@@ -73,17 +72,37 @@ func TestDirectoriesThatMayNot(t *testing.T) {
 	}
 	for dir, why := range map[string]string{
 		file:                         "is not a directory",
-		filepath.Join(file, "below"): "file",
+		filepath.Join(file, "below"): "file/below cannot be looked at",
 		link:                         "symbolic link",
 		nowhere:                      "symbolic link",
 		filepath.Join(nowhere, "x"):  "symbolic link to nowhere",
 		open:                         "chmod go-w",
+		// As when the disk of /scratch is not mounted.
+		filepath.Join(d, "missing", "x"):         filepath.Join(d, "missing") + " does not exist: create it, or mount the disk that belongs there, or name another directory with --offload-train-disk-dir",
+		filepath.Join(d, "missing", "deep", "x"): filepath.Join(d, "missing", "deep") + " does not exist",
 	} {
 		warning, err := CheckDirectory(dir, false)
 		refusal(t, err, dir, why)
 		if warning != "" {
 			t.Errorf("%s: warned as well: %s", dir, warning)
 		}
+	}
+}
+
+func TestOnlyTheLastDirectoryIsMade(t *testing.T) {
+	d := filepath.Join(disk(t), "new")
+	for range 2 { // made, then there
+		if err := MakeDirectory(d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if info, err := os.Lstat(d); err != nil || info.Mode() != os.ModeDir|0o700 {
+		t.Errorf("made as %v, %v", info, err)
+	}
+	deep := filepath.Join(d, "missing", "x")
+	refusal(t, MakeDirectory(deep), deep)
+	if exists(filepath.Dir(deep)) {
+		t.Error("the parent was made")
 	}
 }
 

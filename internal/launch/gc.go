@@ -12,8 +12,18 @@ import (
 
 // GC removes what dead runs left in a disk directory: rank directories that ebb made, and data
 // files, in the directory itself or in those that ebb env names, whose process is known to be
-// dead. dry only reports. A directory that is not there holds nothing.
+// dead. dry only reports. An error with StatusUsage means that dir cannot be a disk directory.
 func GC(dir string, dry bool) ([]rankdir.Report, error) {
+	switch info, err := os.Lstat(dir); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, Usagef("disk directory %s does not exist: name that of the runs with --disk-dir", dir)
+	case err != nil:
+		return nil, Usagef("disk directory %s cannot be looked at: %w; name that of the runs with --disk-dir", dir, err)
+	case info.Mode()&fs.ModeSymlink != 0:
+		return nil, Usagef("disk directory %s is a symbolic link: name the directory it points to with --disk-dir", dir)
+	case !info.IsDir():
+		return nil, Usagef("disk directory %s is not a directory: name that of the runs with --disk-dir", dir)
+	}
 	reports, err := rankdir.Sweep(dir, dry)
 	errs := []error{err}
 	seen := map[string]bool{}
@@ -40,13 +50,6 @@ var rankDirName = regexp.MustCompile(`_cell[0-9]+_rank[0-9]+$`)
 // unsupervised lists the directory and, below it, the ones named as rank directories are.
 // Nothing is followed through a symbolic link.
 func unsupervised(dir string) ([]string, error) {
-	info, err := os.Lstat(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil || !info.IsDir() {
-		return nil, err // Sweep has said what is wrong with a link
-	}
 	dirs := []string{dir}
 	jobs, err := os.ReadDir(dir)
 	if err != nil {

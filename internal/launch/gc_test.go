@@ -99,18 +99,24 @@ func countFiles(reports []rankdir.Report) (n int) {
 }
 
 func TestGCOfNothing(t *testing.T) {
-	if reports, err := GC(filepath.Join(disk(t), "missing"), false); len(reports) > 0 || err != nil {
+	if reports, err := GC(disk(t), false); len(reports) > 0 || err != nil {
 		t.Error(reports, err)
 	}
 }
 
-func TestGCRefusesALink(t *testing.T) {
+func TestGCRefusesWhatCannotBeADiskDirectory(t *testing.T) {
 	d := disk(t)
 	link := filepath.Join(d, "link")
 	if err := os.Symlink(d, link); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := GC(link, false); err == nil {
-		t.Error("a link is followed")
+	for dir, why := range map[string]string{
+		link:                            "is a symbolic link",
+		plant(t, filepath.Join(d, "f")): "is not a directory",
+		filepath.Join(d, "missing"):     "does not exist",
+		filepath.Join(d, "f", "below"):  "cannot be looked at",
+	} {
+		_, err := GC(dir, false)
+		refusal(t, err, dir, why, "--disk-dir")
 	}
 }

@@ -91,18 +91,18 @@ func (o Options) Validate(localRanks int, memory uint64) error {
 	}
 	chunk := uint64(o.ChunkMB) << 20
 	if need := chunk * uint64(max(localRanks, 1)); memory > 0 && need > memory {
-		return Usagef("--offload-train-disk-chunk-mb %d: %d ranks would pin %s of the %s of memory here; choose a smaller chunk",
-			o.ChunkMB, max(localRanks, 1), humanize.IBytes(need), humanize.IBytes(memory))
+		return Usagef("--offload-train-disk-chunk-mb %d: %s would pin %s of the %s of memory here; choose a smaller chunk",
+			o.ChunkMB, Count(max(localRanks, 1), "rank"), humanize.IBytes(need), humanize.IBytes(memory))
 	}
 	return nil
 }
 
 // DiskDir is the disk directory, absolute and clean.
 func (o Options) DiskDir(getenv func(string) string, uid int) (string, error) {
-	dir := DefaultDiskDir(getenv, uid)
-	if len(o.DiskDirs) > 0 {
-		dir = o.DiskDirs[0]
+	if len(o.DiskDirs) == 0 {
+		return DefaultDiskDir(getenv, uid)
 	}
+	dir := o.DiskDirs[0]
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return "", Usagef("--offload-train-disk-dir %s: %w; name an absolute path", dir, err)
@@ -111,12 +111,15 @@ func (o Options) DiskDir(getenv func(string) string, uid int) (string, error) {
 }
 
 // DefaultDiskDir is $SCRATCH/miles_train_offload_<uid>, with /scratch where SCRATCH is unset.
-func DefaultDiskDir(getenv func(string) string, uid int) string {
+func DefaultDiskDir(getenv func(string) string, uid int) (string, error) {
 	scratch := getenv("SCRATCH")
 	if scratch == "" {
 		scratch = "/scratch"
 	}
-	return filepath.Join(scratch, fmt.Sprintf("miles_train_offload_%d", uid))
+	if !filepath.IsAbs(scratch) {
+		return "", Usagef("SCRATCH=%s is not an absolute path: correct it, or name the disk directory (--offload-train-disk-dir, with gc --disk-dir)", scratch)
+	}
+	return filepath.Join(scratch, fmt.Sprintf("miles_train_offload_%d", uid)), nil
 }
 
 // The parsers below give the words after "invalid argument … for … flag:".
@@ -149,7 +152,7 @@ func parseInt(s string, low, high int, what string) (int, error) {
 func ParseMargin(s string) (int64, error) {
 	n, err := humanize.ParseBytes(s)
 	if err != nil || strings.HasPrefix(s, "-") || n > 1<<60 {
-		return 0, fmt.Errorf("must be a number of bytes, at least 0, or a size such as 512MiB")
+		return 0, fmt.Errorf("must be a number of bytes, at least 0, or a size such as 512MiB or 1GB")
 	}
 	return int64(n), nil
 }
@@ -171,8 +174,20 @@ func ParseChoice(s string, words ...string) (string, error) {
 	return s, nil
 }
 
+// ParseSwitch parses a flag that is on or off.
+func ParseSwitch(s string) (bool, error) {
+	on, err := strconv.ParseBool(s)
+	if err != nil {
+		return false, fmt.Errorf("must be one of 1, t, true, 0, f, false")
+	}
+	return on, nil
+}
+
 // ParseDirs splits DIR[,DIR…].
 func ParseDirs(s string) ([]string, error) {
+	if strings.TrimSpace(s) == "" {
+		return nil, fmt.Errorf("must name a directory")
+	}
 	dirs := strings.Split(s, ",")
 	for i, d := range dirs {
 		if strings.TrimSpace(d) == "" {
@@ -183,4 +198,12 @@ func ParseDirs(s string) ([]string, error) {
 		}
 	}
 	return dirs, nil
+}
+
+// Count is a number of things: "1 file", "2 files".
+func Count(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
 }

@@ -49,10 +49,12 @@ func TestDefaultDiskDirIsBelowSCRATCH(t *testing.T) {
 		{"/mnt/nvme", "/mnt/nvme/miles_train_offload_7"},
 	} {
 		env := Lookup([]string{"SCRATCH=" + c.scratch})
-		if got := DefaultDiskDir(env, 7); got != c.want {
-			t.Errorf("SCRATCH=%q: %q, want %q", c.scratch, got, c.want)
+		if got, err := DefaultDiskDir(env, 7); got != c.want || err != nil {
+			t.Errorf("SCRATCH=%q: %q, %v; want %q", c.scratch, got, err, c.want)
 		}
 	}
+	_, err := NewOptions().DiskDir(Lookup([]string{"SCRATCH=scratch"}), 7)
+	refusal(t, err, "SCRATCH=scratch", "not an absolute path", "--offload-train-disk-dir")
 }
 
 func TestOptionsThatMakeNoSenseTogether(t *testing.T) {
@@ -79,6 +81,10 @@ func TestOptionsThatMakeNoSenseTogether(t *testing.T) {
 	}
 	refusal(t, shared.Validate(5, memory), "5 ranks would pin 10 GiB")
 
+	one := disk
+	one.ChunkMB = 9 << 10
+	refusal(t, one.Validate(1, memory), "1 rank would pin")
+
 	if err := large.Validate(1, 0); err != nil {
 		t.Errorf("unknown memory is no reason to refuse: %v", err)
 	}
@@ -99,6 +105,7 @@ func TestParsersRefuse(t *testing.T) {
 		"index":  {func(s string) error { _, err := ParseIndex(s); return err }, []string{"-1", "a/b", "1 2", "", "0x1"}},
 		"margin": {func(s string) error { _, err := ParseMargin(s); return err }, []string{"-1", "x", "", "-5MiB", "99999999999999999999"}},
 		"grace":  {func(s string) error { _, err := ParseGrace(s); return err }, []string{"-1s", "x", "", "5"}},
+		"switch": {func(s string) error { _, err := ParseSwitch(s); return err }, []string{"", "maybe", "2", "yes"}},
 		"choice": {func(s string) error { _, err := ParseChoice(s, "cpu", "disk"); return err }, []string{"", "tape", "CPU"}},
 		"dirs":   {func(s string) error { _, err := ParseDirs(s); return err }, []string{"", ",", "/a,", ",/a", "/a,,/b", "/a, ", "/a\n/b"}},
 	} {

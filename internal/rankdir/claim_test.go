@@ -14,8 +14,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// A parent that is missing may be a disk that is not mounted.
+func TestAClaimDoesNotMakeWhatTheBaseIsIn(t *testing.T) {
+	parent := filepath.Join(t.TempDir(), "missing")
+	_, err := NewClaim(filepath.Join(parent, "base"), testIdentity("job"), ClaimOptions{})
+	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), parent) {
+		t.Errorf("error is %v", err)
+	}
+	if _, err := os.Lstat(parent); err == nil {
+		t.Error("the parent was made")
+	}
+}
+
 func TestClaimMakesAndReclaimRemoves(t *testing.T) {
-	base := filepath.Join(t.TempDir(), "new", "base")
+	base := filepath.Join(t.TempDir(), "base")
 	c := claim(t, base, "job")
 	want := []string{".ebb/job__actor_cell0_rank1.lease", ".ebb/job__actor_cell0_rank1.marker", "job", "job/actor_cell0_rank1"}
 	if diff := cmp.Diff(want, paths(tree(t, base))); diff != "" {

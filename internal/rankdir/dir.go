@@ -92,14 +92,15 @@ type baseDir struct {
 	local bool // no other node can write to the file system
 }
 
-// openBase opens a base directory. create: what is missing is made; else the error is ENOENT.
+// openBase opens a base directory. create: it is made if it is missing, but not what it is in; else
+// the error is ENOENT.
 func openBase(path string, create bool) (*baseDir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, fmt.Errorf("directory %q: %w", path, err)
 	}
 	if create {
-		if err := os.MkdirAll(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) && !errors.Is(err, unix.ENOTDIR) {
+		if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) && !errors.Is(err, unix.ENOTDIR) {
 			return nil, fmt.Errorf("create directory %s: %w", path, err)
 		}
 	}
