@@ -13,7 +13,7 @@ var backupModes = []string{"disk", "pinned", "mmap", "none"}
 // A model of what every allocation holds, against whole processes with threads and forks. How the
 // threads meet is the scheduler's; what each of them does is the seed's.
 func TestAnySequenceOfCallsOnAnyThreadIsSafe(t *testing.T) {
-	rng, rounds, steps := random(t), 3, 600
+	rng, rounds, steps := random(t), 2, 600
 	if long() {
 		rounds, steps = 20, 2500
 	}
