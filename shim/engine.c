@@ -83,7 +83,8 @@ int engine_refuse(enum engine_state state)
 	if (state == ENGINE_EXITING)
 		return fail(EBB_ERR_STATE, "the process is exiting");
 	if (guard_first_copy() != NULL)
-		return fail(EBB_ERR_NOT_LOADED, "this is not the process's first copy of libebb.so, which is %s: call that one",
+		return fail(EBB_ERR_NOT_LOADED,
+			    "this is not the process's first copy of libebb.so, which is %s: call that one",
 			    guard_first_copy());
 	return fail(EBB_ERR_NOT_LOADED, "%s", failure != NULL ? failure : "the engine is not loaded");
 }

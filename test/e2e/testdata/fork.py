@@ -150,9 +150,11 @@ def children_that_stay():
     # Forked at any moment of a cycle, they are there when the memory is freed and the files go.
     children, stop, failed = [], threading.Event(), []
     reader, writer = os.pipe()
+    ready, tell = os.pipe()
 
     def stay():
         os.close(writer)
+        os.write(tell, b".")
         os.read(reader, 1)  # until the parent closes it
         os._exit(0)
 
@@ -174,11 +176,13 @@ def children_that_stay():
         if pid == 0:
             stay()
         children.append(pid)
+    for _ in children:
+        assert os.read(ready, 1) == b"."
     stop.set()
     thread.join()
     kept = {pid: deleted_backups(pid) for pid in children}
-    os.close(writer)
-    os.close(reader)
+    for fd in (writer, reader, ready, tell):
+        os.close(fd)
     for pid in children:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert not failed, failed
