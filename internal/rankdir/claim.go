@@ -181,7 +181,7 @@ func (b *baseDir) inspect(id Identity, proven dirID, why string) (dirID, error) 
 	}
 	if len(list) > 0 && found != proven {
 		if why == "" {
-			why = "for example " + list[0]
+			why = "for example " + printable(list[0])
 		}
 		return dirID{}, &DirError{Path: path, Kind: ErrForeign, Detail: why, Remedy: "use another job name or disk directory, or move the directory away"}
 	}

@@ -29,6 +29,11 @@
 // whose owner does not live; then the directory, if that left it empty. Nothing is removed
 // recursively. What stays is reported, and the marker stays with it.
 //
+// Where there is no such proof (no lease, no marker, or another directory in the marked one's
+// place) only the files go whose names prove a dead owner: one of an earlier boot, one whose
+// pid nobody has, or one whose pid a later process has. A process that /proc hides, or whose
+// start time is told by the clock of another time namespace, may be the owner.
+//
 // A base directory may be shared by several nodes, where locks and boot ids of another node
 // prove nothing on some file systems. What another boot left is therefore reclaimed only on
 // file systems known to be local.

@@ -169,9 +169,12 @@ func openLease(dir int, name, path string, create bool) (*leaseFile, error) {
 	return nil, errors.New("it is made and removed again and again, or its directory is gone")
 }
 
+// errLease says that what has the name of a lease is none.
+var errLease = errors.New("it is no lease")
+
 func checkLease(st *unix.Stat_t) error {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("not a plain file of user %d (mode %o, owner %d)", os.Geteuid(), st.Mode, st.Uid)
+		return fmt.Errorf("%w: not a plain file of user %d (mode %o, owner %d)", errLease, os.Geteuid(), st.Mode, st.Uid)
 	}
 	return nil
 }

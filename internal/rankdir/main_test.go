@@ -89,6 +89,28 @@ func beChild(args []string) error {
 		until(func() bool { return hasOpen(args[3], f.path) })
 		f.unlockChange()
 		f.put()
+	case "files": // of its own in a directory, as a paused process
+		if err := writeDataFiles(args[1], 1); err != nil {
+			return err
+		}
+		wait()
+	case "hidden-files": // the same, by a process that others of its user may not look into
+		if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+			return err
+		}
+		if err := writeDataFiles(args[1], 1); err != nil {
+			return err
+		}
+		wait()
+	case "sweep-bare":
+		if _, err := os.Stat("/proc/" + args[2]); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("process %s is not hidden: %v", args[2], err)
+		}
+		r, err := SweepBare(args[1], nil, false)
+		fmt.Printf("%+v\n", r)
+		return err
+	case "hide": // processes from those who may not look into them, then sweep
+		return beHider(args[1])
 	case "race":
 		return beRacer(args[1], args[2])
 	default:
@@ -96,6 +118,44 @@ func beChild(args []string) error {
 	}
 	return nil
 }
+
+// beHider sweeps beside a living process that /proc does not show. It is the first process of
+// pid and mount namespaces of its own.
+func beHider(dir string) error {
+	if err := unix.Mount("proc", "/proc", "proc", 0, "hidepid=2"); err != nil {
+		return err
+	}
+	as := func(todo ...string) *exec.Cmd {
+		c := exec.Command("/proc/self/exe")
+		c.Env = append(os.Environ(), childEnv+"="+strings.Join(todo, "\n"))
+		c.Stderr = os.Stderr
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		return c
+	}
+	owner := as("hidden-files", dir)
+	in, err := owner.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := owner.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := owner.Start(); err != nil {
+		return err
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		return fmt.Errorf("owner: %q, %w", line, err)
+	}
+	sweep := as("sweep-bare", dir, strconv.Itoa(owner.Process.Pid))
+	sweep.Stdout = os.Stdout
+	err = sweep.Run()
+	_ = in.Close()
+	return errors.Join(err, owner.Wait())
+}
+
+// nobody is a user without rights.
+const nobody = 65534
 
 // hasOpen reports whether a process has a file open.
 func hasOpen(pid, path string) bool {
@@ -134,16 +194,27 @@ type child struct {
 // start runs this binary as a child and returns when it says ready.
 func start(t *testing.T, todo ...string) *child {
 	t.Helper()
-	c := launch(t, todo...)
+	return launch(t, todo...).ready()
+}
+
+// ready waits for the child to say so.
+func (c *child) ready() *child {
+	c.t.Helper()
 	if line, err := c.out.ReadString('\n'); line != "ready\n" {
-		t.Fatalf("child %q: %q (error: %v)", todo, line, err)
+		c.t.Fatalf("child: %q (error: %v)", line, err)
 	}
 	return c
 }
 
 func launch(t *testing.T, todo ...string) *child {
 	t.Helper()
-	c := &child{t: t, cmd: exec.Command(os.Args[0])}
+	return launchBy(t, exec.Command(os.Args[0]), todo...)
+}
+
+// launchBy runs this binary as a child by a command that ends in it.
+func launchBy(t *testing.T, cmd *exec.Cmd, todo ...string) *child {
+	t.Helper()
+	c := &child{t: t, cmd: cmd}
 	c.cmd.Env = append(os.Environ(), childEnv+"="+strings.Join(todo, "\n"))
 	c.cmd.Stderr = os.Stderr
 	in, err := c.cmd.StdinPipe()

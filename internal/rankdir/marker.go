@@ -38,6 +38,9 @@ func (b *baseDir) readMarker(name string) (*marker, error) {
 	if errors.Is(err, unix.ELOOP) {
 		return nil, fmt.Errorf("%w: it is a symlink", errMarker)
 	}
+	if errors.Is(err, unix.ENXIO) {
+		return nil, fmt.Errorf("%w: it is a socket", errMarker)
+	}
 	if err != nil {
 		return nil, err
 	}

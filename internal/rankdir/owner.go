@@ -88,14 +88,19 @@ func IsDataFile(name string) bool {
 type life int
 
 const (
-	unknown life = iota // it may live where this process cannot see it
+	unknown life = iota // it is, or was, where this process cannot look
+	taken               // its pid is in use, and perhaps by it
 	alive
+	leaving // it is alive, but its first thread has begun to end
 	dead
 )
 
 // Alive reports whether the process is known to live: this boot, this pid namespace, its pid
 // in use since its start time. Not alive does not mean dead.
-func Alive(o Owner) bool { return lifeOf(o) == alive }
+func Alive(o Owner) bool {
+	l := lifeOf(o)
+	return l == alive || l == leaving
+}
 
 // Dead reports whether the process is known to be gone. local says that nothing but this
 // node's kernel can have made what o is an owner of; without it another boot proves nothing.
@@ -114,44 +119,69 @@ func sameBoot(o, self Owner) bool {
 	return len(o.BootID) >= bootDigits && strings.HasPrefix(self.BootID, o.BootID)
 }
 
-// lifeOf judges by /proc. A process of another boot is unknown.
+// lifeOf judges a process. One of another boot is unknown.
 func lifeOf(o Owner) life {
 	self, err := Self()
 	if err != nil || !sameBoot(o, self) || o.PIDNamespace != self.PIDNamespace {
 		return unknown
 	}
+	// The kernel is asked, not /proc, which may hide processes (its option hidepid).
+	if free(o.PID) {
+		return dead
+	}
 	// A /proc of another pid namespace shows other processes under the same numbers.
 	if link, err := os.Readlink("/proc/self"); err != nil || link != strconv.Itoa(os.Getpid()) {
-		return unknown
+		return taken
 	}
 	dir := "/proc/" + strconv.Itoa(o.PID)
 	p, err := readProcess(dir)
 	switch {
-	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ESRCH):
-		return dead
 	case err != nil:
-		return unknown
-	case p.start != o.StartTime:
-		return dead
-	case p.state == 'Z' || p.state == 'X':
-		// Dead and not waited for, unless only its first thread has ended.
-		if tasks, err := os.ReadDir(dir + "/task"); err == nil && len(tasks) > 1 {
-			return alive
+		if free(o.PID) { // it ended just now
+			return dead
 		}
-		return dead
+		return taken
+	case ended(dir, p):
+		return dead // whether it was this process or a later one
+	case p.start == o.StartTime && p.flags&exiting != 0:
+		return leaving
+	case p.start == o.StartTime:
+		return alive
+	case sameClock(dir):
+		return dead // another process has its pid
 	}
-	return alive
+	return taken
 }
 
-// running reports whether the process is alive and not on its way out. It is for who knows
+// free reports that no process of this pid namespace has the pid.
+func free(pid int) bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
+
+// ended reports whether a process is dead and only not waited for. When the first thread alone
+// has ended it looks the same, but for the other threads.
+func ended(dir string, p process) bool {
+	if p.state != 'Z' && p.state != 'X' {
+		return false
+	}
+	tasks, err := os.ReadDir(dir + "/task")
+	return err == nil && len(tasks) <= 1
+}
+
+// sameClock reports whether a process is known to be in this one's time namespace. A start time
+// counts in that of its reader: what a process reads of itself is not what others read of it.
+func sameClock(dir string) bool {
+	var here, there unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/time", &here); err != nil {
+		return errors.Is(err, unix.ENOENT) // a kernel without time namespaces
+	}
+	return unix.Stat(dir+"/ns/time", &there) == nil && idOf(&here) == idOf(&there)
+}
+
+// running reports whether the process may be alive and not on its way out. It is for who knows
 // from the lease that it is gone: a killed process drops its locks before it leaves /proc, and
 // then its threads go one by one.
 func running(o Owner) bool {
-	if lifeOf(o) != alive {
-		return false
-	}
-	p, err := readProcess("/proc/" + strconv.Itoa(o.PID))
-	return err != nil || p.flags&exiting == 0
+	l := lifeOf(o)
+	return l == taken || l == alive
 }
 
 const exiting = 0x4 // PF_EXITING in the kernel's flags of a process

@@ -2,6 +2,8 @@ package rankdir
 
 import (
 	"bufio"
+	"io"
+	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -146,6 +148,61 @@ libc.pthread_exit(None)
 func until(happened func() bool) {
 	for !happened() {
 		time.Sleep(time.Millisecond)
+	}
+}
+
+// unshared is a command that runs this binary in new namespaces.
+func unshared(t *testing.T, options ...string) *exec.Cmd {
+	t.Helper()
+	if err := exec.Command("unshare", append(options, "true")...).Run(); err != nil {
+		t.Skipf("needs root and unshare %v: %v", options, err)
+	}
+	return exec.Command("unshare", append(options, os.Args[0])...)
+}
+
+// TestAnotherTimeNamespace: others do not read the start time there that a process reads of
+// itself. So it is not mistaken for a later process with its pid.
+func TestAnotherTimeNamespace(t *testing.T) {
+	dir := t.TempDir()
+	c := launchBy(t, unshared(t, "--time", "--boottime", "100000", "--fork"), "files", dir).ready()
+	list, err := os.ReadDir(dir)
+	if err != nil || len(list) != 1 {
+		t.Fatal(list, err)
+	}
+	o, _, _ := ParseDataFile(list[0].Name())
+	if p, err := readProcess("/proc/" + strconv.Itoa(o.PID)); err != nil || p.start == o.StartTime {
+		t.Fatalf("start time %d, in its namespace %d (error: %v)", p.start, o.StartTime, err)
+	}
+	if Dead(o, true) || !running(o) {
+		t.Error("a process in another time namespace is taken for dead")
+	}
+	if r, err := SweepBare(dir, nil, false); err != nil || len(r) != 1 || r[0].State != KeptForeign || len(r[0].Files) > 0 {
+		t.Errorf("sweep while it lives: %+v, %v", r, err)
+	}
+	c.end()
+	if r, err := SweepBare(dir, nil, false); err != nil || len(r) != 1 || r[0].State != Reclaimed || len(r[0].Files) != 1 {
+		t.Errorf("sweep after its end: %+v, %v", r, err)
+	}
+}
+
+// TestHiddenProcess: /proc says of a living process that it does not exist.
+func TestHiddenProcess(t *testing.T) {
+	cmd := unshared(t, "--mount", "--pid", "--fork")
+	dir, err := os.MkdirTemp("", "rankdir")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chown(dir, nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	c := launchBy(t, cmd, "hide", dir)
+	said, _ := io.ReadAll(c.out)
+	if err := c.cmd.Wait(); err != nil || !strings.Contains(string(said), "State:"+string(KeptForeign)) {
+		t.Errorf("sweep: %s, %v", said, err)
+	}
+	if list, err := os.ReadDir(dir); err != nil || len(list) != 1 {
+		t.Errorf("files: %v, %v; want the one of the living process", list, err)
 	}
 }
 

@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,7 +24,7 @@ const (
 )
 
 // Report says what was found in one rank directory (or bare directory), and what was removed.
-// In a dry run it says what would be.
+// In a dry run it says what would be. Names that would not print as they are are quoted.
 type Report struct {
 	Dir      string   `json:"dir"`
 	Identity Identity `json:"identity,omitzero"` // zero for a bare directory
@@ -56,7 +59,7 @@ func (r *reclaimer) run() (Report, error) {
 	}
 	sameBoot := r.marker.Supervisor.BootID == r.self.BootID
 	if !sameBoot && !r.base.local && r.marker.Host != hostname() {
-		return keep(fmt.Sprintf("made on host %s, and the file system may be shared with it: reclaim it there", r.marker.Host))
+		return keep(fmt.Sprintf("made on host %s, and the file system may be shared with it: reclaim it there", printable(r.marker.Host)))
 	}
 	same := func(a, b dirID) bool {
 		return a.Ino == b.Ino && a.Born == b.Born && (a.Dev == b.Dev || !sameBoot) // devices are numbered anew
@@ -84,20 +87,31 @@ func (r *reclaimer) run() (Report, error) {
 	}
 	defer func() { _ = unix.Close(dir) }()
 
-	made := r.marker.RankDir != dirID{}
-	if made && !same(r.marker.RankDir, found) {
-		return keep("another directory has taken its place")
-	}
 	// A marker without the directory's identity was written just before the directory was
-	// made: it proves nothing about files.
-	if made {
+	// made: it proves nothing about files. One with another identity does not either, but there
+	// the names of data files do: a rank that removes its directory has it made anew when it
+	// pauses again.
+	announced := r.marker.RankDir == dirID{}
+	replaced := !announced && !same(r.marker.RankDir, found)
+	mine := r.mine
+	switch {
+	case announced:
+		mine = func(Owner) bool { return false }
+	case replaced:
+		mine = r.provenMine
+	default:
 		r.proven = found
 	}
-	if err := r.files(dir, made, &rep); err != nil {
+	if err := removeDataFiles(dir, &rep, mine, r.dry); err != nil {
 		return rep, err
 	}
-	if len(rep.Left) > 0 {
+	switch {
+	case len(rep.Left) > 0 && replaced:
+		return keep(fmt.Sprintf("another directory has taken its place, and %d names in it are not ebb's to remove", len(rep.Left)))
+	case len(rep.Left) > 0:
 		return keep(fmt.Sprintf("%d names in it are not ebb's to remove", len(rep.Left)))
+	case replaced && !private(dir):
+		return keep("another directory has taken its place, and not one that ebb made")
 	}
 	rep.State = Reclaimable
 	if r.dry {
@@ -140,19 +154,24 @@ func (r *reclaimer) removeJob() error {
 	return fmt.Errorf("remove directory %s: %w", filepath.Join(r.base.path, job), err)
 }
 
-// files removes the data files of the directory. What it may not remove is Left.
-func (r *reclaimer) files(dir int, made bool, rep *Report) error {
-	mine := func(owner Owner) bool {
-		if r.strict {
-			return Dead(owner, r.base.local)
-		}
-		// The lease says that the owner is dead. A process that never got it may yet live.
-		return !running(owner)
+// mine accepts the owners of data files in the directory that ebb made.
+func (r *reclaimer) mine(o Owner) bool {
+	if r.strict {
+		return Dead(o, r.base.local)
 	}
-	if !made {
-		mine = func(Owner) bool { return false }
-	}
-	return removeDataFiles(dir, rep, mine, r.dry)
+	// The lease says that the owner is dead. A process that never got it may yet live.
+	return !running(o)
+}
+
+// provenMine accepts the owners that are dead whatever directory their files are in.
+func (r *reclaimer) provenMine(o Owner) bool {
+	return Dead(o, r.base.local) || !r.strict && lifeOf(o) == leaving
+}
+
+// private reports whether a directory has the mode of those that ebb makes.
+func private(dir int) bool {
+	var st unix.Stat_t
+	return unix.Fstat(dir, &st) == nil && st.Mode&0o7777 == 0o700
 }
 
 // removeDataFiles removes the files of dir that bear a data file's name, are plain files of
@@ -176,7 +195,7 @@ func removeDataFiles(dir int, rep *Report, mine func(Owner) bool, dry bool) erro
 			ok = st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1 && int(st.Uid) == os.Geteuid() && mine(owner)
 		}
 		if !ok {
-			rep.Left = append(rep.Left, name)
+			rep.Left = append(rep.Left, printable(name))
 			continue
 		}
 		if !dry {
@@ -197,4 +216,13 @@ func hostname() string {
 		return ""
 	}
 	return name
+}
+
+// printable is a name as it is, or quoted if a terminal would not show it so.
+func printable(name string) string {
+	odd := func(r rune) bool { return !strconv.IsPrint(r) }
+	if utf8.ValidString(name) && !strings.ContainsFunc(name, odd) {
+		return name
+	}
+	return strconv.Quote(name)
 }

@@ -58,8 +58,14 @@ func (b *baseDir) sweep(dry bool) ([]Report, error) {
 	for _, name := range list {
 		key, isLease := strings.CutSuffix(name, leaseSuffix)
 		id, ok := parseKey(key)
-		if !dry && isLease && ok && !slices.Contains(list, key+markerSuffix) {
-			errs = append(errs, b.sweepLease(id))
+		if !isLease || !ok || slices.Contains(list, key+markerSuffix) {
+			continue
+		}
+		switch err := b.sweepLease(id, dry); {
+		case errors.Is(err, errLease):
+			reports = append(reports, Report{Dir: id.LeasePath(b.path), Identity: id, State: KeptForeign, Why: err.Error()})
+		case err != nil:
+			errs = append(errs, err)
 		}
 	}
 	return reports, errors.Join(errs...)
@@ -73,9 +79,9 @@ func (b *baseDir) sweepEntry(self Owner, key string, dry bool) (*Report, error) 
 	case errors.Is(err, unix.ENOENT):
 		return nil, nil
 	case errors.Is(err, errMarker):
-		return &Report{Dir: filepath.Join(b.path, ebbDir, name), State: KeptForeign, Why: err.Error()}, nil
+		return &Report{Dir: filepath.Join(b.path, ebbDir, printable(name)), State: KeptForeign, Why: err.Error()}, nil
 	case err != nil:
-		return nil, fmt.Errorf("read marker %s: %w", name, err)
+		return nil, fmt.Errorf("read marker %s: %w", printable(name), err)
 	}
 	id := m.Identity
 	rep := &Report{Dir: id.Path(b.path), Identity: id}
@@ -96,6 +102,9 @@ func (b *baseDir) sweepEntry(self Owner, key string, dry bool) (*Report, error) 
 		}
 	case errors.Is(err, unix.ENOENT):
 		missing = true
+	case errors.Is(err, errLease):
+		rep.State, rep.Why = KeptForeign, fmt.Sprintf("%s: %v", id.LeasePath(b.path), err)
+		return rep, nil
 	default:
 		return nil, fmt.Errorf("open lease %s: %w", id.LeasePath(b.path), err)
 	}
@@ -138,8 +147,11 @@ func (b *baseDir) sweepEntry(self Owner, key string, dry bool) (*Report, error) 
 }
 
 // sweepLease removes a dead lease without a marker: an empty file that a claim or reclaim left
-// when it was killed.
-func (b *baseDir) sweepLease(id Identity) error {
+// when it was killed. What is no lease is errLease.
+func (b *baseDir) sweepLease(id Identity, dry bool) error {
+	if dry {
+		return b.lookAtLease(id)
+	}
 	f, _, err := b.lockEntry(id, false)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
@@ -171,6 +183,18 @@ func (b *baseDir) sweepLease(id Identity) error {
 	return b.remove(id.key() + leaseSuffix)
 }
 
+func (b *baseDir) lookAtLease(id Identity) error {
+	var st unix.Stat_t
+	err := unix.Fstatat(b.ebb, id.key()+leaseSuffix, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err == nil {
+		err = checkLease(&st)
+	}
+	return err
+}
+
 var dirName = regexp.MustCompile(`^(.+)_cell([0-9]{1,9})_rank([0-9]{1,9})$`)
 
 // parseKey is the inverse of Identity.key.
@@ -189,24 +213,95 @@ func parseKey(key string) (Identity, bool) {
 	return id, id.Validate() == nil && id.key() == key
 }
 
-// SweepBare removes from a directory that ebb did not make (one given to ranks without a
-// supervisor) the data files whose process is known to be dead. Nothing else in it is touched
-// or reported.
-func SweepBare(dir string, dry bool) (Report, error) {
-	rep := Report{Dir: dir, State: NothingThere}
-	fd, err := openat(unix.AT_FDCWD, dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+// SweepBare removes the data files whose process is known to be dead from a directory that ebb
+// did not make (one given to ranks without a supervisor), and from the directories below it that
+// are named as rank directories are: <dir>/<job>/<role>_cell<C>_rank<R>. Those of the reports in
+// seen are left out. Nothing else is touched or reported, and below dir no symlink is followed,
+// even one that takes a directory's place meanwhile.
+func SweepBare(dir string, seen []Report, dry bool) ([]Report, error) {
+	base, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("sweep %s: %w", dir, err)
+	}
+	fd, err := openat(unix.AT_FDCWD, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
-		return rep, nil
+		return nil, nil
 	}
 	if err != nil {
-		return rep, fmt.Errorf("sweep %s: %w", dir, err)
+		return nil, fmt.Errorf("sweep %s: %w", base, err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	err = rep.sweepBare(fd, local(fd), dry)
+	s := bareSweep{seen: seen, dry: dry}
+	s.sweep(fd, base)
+	jobs, err := names(fd)
 	if err != nil {
-		return rep, fmt.Errorf("sweep %s: %w", dir, err)
+		s.fail(base, err)
 	}
-	return rep, nil
+	for _, job := range jobs {
+		s.job(fd, job, filepath.Join(base, job))
+	}
+	return s.reports, errors.Join(s.errs...)
+}
+
+// bareSweep is one SweepBare.
+type bareSweep struct {
+	seen    []Report
+	dry     bool
+	reports []Report
+	errs    []error
+}
+
+func (s *bareSweep) fail(path string, err error) {
+	s.errs = append(s.errs, fmt.Errorf("sweep %s: %w", printable(path), err))
+}
+
+// job sweeps the rank directories of what may be a job's directory.
+func (s *bareSweep) job(base int, name, path string) {
+	fd, err := openBelow(base, name)
+	if err != nil {
+		return // no directory, or somebody else's
+	}
+	defer func() { _ = unix.Close(fd) }()
+	ranks, err := names(fd)
+	if err != nil {
+		s.fail(path, err)
+	}
+	for _, rank := range ranks {
+		if dirName.MatchString(rank) {
+			s.rank(fd, rank, filepath.Join(path, rank))
+		}
+	}
+}
+
+func (s *bareSweep) rank(job int, name, path string) {
+	if slices.ContainsFunc(s.seen, func(r Report) bool { return r.Dir == path }) {
+		return
+	}
+	fd, err := openBelow(job, name)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
+		return
+	case err != nil:
+		s.fail(path, err)
+		return
+	}
+	defer func() { _ = unix.Close(fd) }()
+	s.sweep(fd, path)
+}
+
+func (s *bareSweep) sweep(fd int, path string) {
+	rep := Report{Dir: printable(path), State: NothingThere}
+	if err := rep.sweepBare(fd, local(fd), s.dry); err != nil {
+		s.fail(path, err)
+	}
+	if rep.State != NothingThere {
+		s.reports = append(s.reports, rep)
+	}
+}
+
+// openBelow opens a directory within another, and only if it is one itself.
+func openBelow(parent int, name string) (int, error) {
+	return openat(parent, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 }
 
 // sweepBare fills in the report of a bare directory.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -108,7 +109,7 @@ func TestLookAlikes(t *testing.T) {
 	if err := os.RemoveAll(replaced); err != nil {
 		t.Fatal(err)
 	}
-	write(t, replaced+"/"+name(13), "theirs")
+	write(t, replaced+"/model.safetensors", "theirs")
 	otherBase := filepath.Join(top, "other-base")
 	deadRank(t, otherBase, "copied")
 	for _, suffix := range []string{leaseSuffix, markerSuffix} {
@@ -213,14 +214,11 @@ func TestAfterAReboot(t *testing.T) {
 // TestMarkersThatDoNotFit are not believed.
 func TestMarkersThatDoNotFit(t *testing.T) {
 	for what, change := range map[string]func(*marker){
-		"other rank directory": func(m *marker) { m.RankDir.Ino++ },
-		"other time of birth":  func(m *marker) { m.RankDir.Born++ },
-		"other device":         func(m *marker) { m.RankDir.Dev++ },
-		"other base":           func(m *marker) { m.Base.Ino++ },
-		"other user":           func(m *marker) { m.Supervisor.UID++ },
-		"other version":        func(m *marker) { m.Version++ },
-		"other rank":           func(m *marker) { m.Identity.Rank++ },
-		"path as job":          func(m *marker) { m.Identity.Job = "../job" },
+		"other base":    func(m *marker) { m.Base.Ino++ },
+		"other user":    func(m *marker) { m.Supervisor.UID++ },
+		"other version": func(m *marker) { m.Version++ },
+		"other rank":    func(m *marker) { m.Identity.Rank++ },
+		"path as job":   func(m *marker) { m.Identity.Job = "../job" },
 	} {
 		t.Run(what, func(t *testing.T) {
 			base := t.TempDir()
@@ -264,15 +262,15 @@ func TestSweepBare(t *testing.T) {
 	slices.Sort(dead)
 
 	before := tree(t, dir)
-	r, err := SweepBare(dir, true)
-	if err != nil || r.State != Reclaimable || !slices.Equal(r.Files, dead) || slices.Contains(r.Left, "notes.txt") {
+	r, err := SweepBare(dir, nil, true)
+	if err != nil || len(r) != 1 || r[0].State != Reclaimable || !slices.Equal(r[0].Files, dead) || slices.Contains(r[0].Left, "notes.txt") {
 		t.Errorf("dry run: %+v, %v", r, err)
 	}
 	if diff := cmp.Diff(before, tree(t, dir)); diff != "" {
 		t.Errorf("changed by the dry run (-before +after):\n%s", diff)
 	}
-	r, err = SweepBare(dir, false)
-	if err != nil || r.State != Reclaimed || !slices.Equal(r.Files, dead) || len(r.Left) != 4 {
+	r, err = SweepBare(dir, nil, false)
+	if err != nil || len(r) != 1 || r[0].State != Reclaimed || !slices.Equal(r[0].Files, dead) || len(r[0].Left) != 4 {
 		t.Errorf("sweep: %+v, %v", r, err)
 	}
 	want := maps.Clone(before)
@@ -282,11 +280,206 @@ func TestSweepBare(t *testing.T) {
 	if diff := cmp.Diff(want, tree(t, dir)); diff != "" {
 		t.Errorf("after the sweep (-want +got):\n%s", diff)
 	}
-	if r, err := SweepBare(dir, false); err != nil || r.State != KeptForeign || r.Why == "" {
+	if r, err := SweepBare(dir, nil, false); err != nil || len(r) != 1 || r[0].State != KeptForeign || r[0].Why == "" {
 		t.Errorf("again: %+v, %v", r, err)
 	}
-	if r, err := SweepBare(dir+"/none", false); err != nil || r.State != NothingThere {
+	if r, err := SweepBare(dir+"/none", nil, false); err != nil || len(r) > 0 {
 		t.Errorf("no directory: %+v, %v", r, err)
+	}
+}
+
+// gone is the owner of files that a dead process left: this one's pid, started earlier.
+func gone(t *testing.T) Owner {
+	t.Helper()
+	o := self(t)
+	o.StartTime--
+	return o
+}
+
+// TestSweepBareBelow: of what is below, only the directories named as rank directories are.
+func TestSweepBareBelow(t *testing.T) {
+	top := t.TempDir()
+	base, name := filepath.Join(top, "base"), gone(t).DataFile(0)
+	for _, dir := range []string{"job/actor_cell0_rank0", "odd\x1b[2Jjob/actor_cell0_rank0", "seen/actor_cell0_rank0", "job/checkpoints", "job/deep/actor_cell0_rank0"} {
+		write(t, filepath.Join(base, dir, name), "bytes")
+	}
+	write(t, top+"/elsewhere/x_cell0_rank0/"+name, "theirs")
+	if err := errors.Join(
+		os.Symlink(top+"/elsewhere", base+"/linked"),
+		os.Symlink(top+"/elsewhere/x_cell0_rank0", base+"/job/y_cell0_rank0"),
+		os.Symlink(base, top+"/link"),
+	); err != nil {
+		t.Fatal(err)
+	}
+	before := tree(t, top)
+	r, err := SweepBare(base, []Report{{Dir: base + "/seen/actor_cell0_rank0"}}, false)
+	if err != nil || len(r) != 2 || r[0].Dir != base+"/job/actor_cell0_rank0" || strings.Contains(r[1].Dir, "\x1b") {
+		t.Errorf("sweep: %+v, %v", r, err)
+	}
+	delete(before, "base/job/actor_cell0_rank0/"+name)
+	delete(before, "base/odd\x1b[2Jjob/actor_cell0_rank0/"+name)
+	if diff := cmp.Diff(before, tree(t, top)); diff != "" {
+		t.Errorf("after the sweep (-want +got):\n%s", diff)
+	}
+	// A symlink that the user names is followed.
+	if r, err := SweepBare(top+"/link", nil, true); err != nil || len(r) != 1 || len(r[0].Files) != 1 {
+		t.Errorf("sweep through the user's own symlink: %+v, %v", r, err)
+	}
+}
+
+// TestSweepBareWhileASymlinkTakesTheDirectorysPlace, of a job and of a rank, again and again.
+func TestSweepBareWhileASymlinkTakesTheDirectorysPlace(t *testing.T) {
+	for what, place := range map[string]string{"job": "", "rank": "/z_cell0_rank0"} {
+		t.Run(what, func(t *testing.T) {
+			top := t.TempDir()
+			base, spare := filepath.Join(top, "base"), filepath.Join(top, "spare")
+			theirs := filepath.Join(top, "elsewhere", "z_cell0_rank0", gone(t).DataFile(0))
+			write(t, theirs, "theirs")
+			if err := errors.Join(os.MkdirAll(base+"/job/z_cell0_rank0", 0o700), os.Symlink(top+"/elsewhere"+place, spare)); err != nil {
+				t.Fatal(err)
+			}
+			stop := make(chan struct{})
+			var swapping sync.WaitGroup
+			swapping.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					if err := unix.Renameat2(unix.AT_FDCWD, base+"/job"+place, unix.AT_FDCWD, spare, unix.RENAME_EXCHANGE); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+			for range 3000 {
+				if r, err := SweepBare(base, nil, false); err != nil || len(r) > 0 {
+					t.Errorf("sweep: %+v, %v", r, err)
+					break
+				}
+			}
+			close(stop)
+			swapping.Wait()
+			if _, err := os.Stat(theirs); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestDirectoryMadeAnew: a rank removed its directory, or its job's, and paused again, which
+// made it anew. Its files are removed by their names, and nothing else.
+func TestDirectoryMadeAnew(t *testing.T) {
+	for what, remove := range map[string]func(dir string) string{
+		"rank directory": func(dir string) string { return dir },
+		"job directory":  filepath.Dir,
+	} {
+		t.Run(what, func(t *testing.T) {
+			base := t.TempDir()
+			pausedAnew := func() (*Claim, *child) { // without the lease
+				c := claim(t, base, "job")
+				if err := errors.Join(os.RemoveAll(remove(c.Dir())), os.Mkdir(base+"/takes-the-inode", 0o700), os.MkdirAll(c.Dir(), 0o700), os.Remove(base+"/takes-the-inode")); err != nil {
+					t.Fatal(err)
+				}
+				return c, start(t, "files", c.Dir())
+			}
+			c, rank := pausedAnew()
+			rank.kill()
+			if r, err := c.Reclaim(); err != nil || r.State != Reclaimed || len(r.Files) != 1 {
+				t.Errorf("reclaim: %+v, %v", r, err)
+			}
+			c, rank = pausedAnew()
+			if r, err := c.Reclaim(); err != nil || r.State != KeptForeign || len(r.Files) > 0 || len(r.Left) != 1 || !strings.Contains(r.Why, "taken its place") {
+				t.Errorf("reclaim while the rank lives: %+v, %v", r, err)
+			}
+			rank.kill()
+			if r, err := Sweep(base, false); err != nil || len(r) != 1 || r[0].State != Reclaimed || len(r[0].Files) != 1 {
+				t.Errorf("sweep: %+v, %v", r, err)
+			}
+			if left := paths(tree(t, base)); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}
+
+// TestDirectoryOfAnotherMade in a dead rank's place: files of dead processes go by their names,
+// and what ebb did not make stays.
+func TestDirectoryOfAnotherMade(t *testing.T) {
+	for what, change := range map[string]func(*marker){
+		"other directory":     func(m *marker) { m.RankDir.Ino++ },
+		"other time of birth": func(m *marker) { m.RankDir.Born++ },
+		"other device":        func(m *marker) { m.RankDir.Dev++ },
+	} {
+		t.Run(what, func(t *testing.T) {
+			base := t.TempDir()
+			dir := deadRank(t, base, "job")
+			rewriteMarker(t, base, "job", change)
+			unseen := self(t)
+			unseen.PIDNamespace++
+			write(t, filepath.Join(dir, unseen.DataFile(0)), "of a process that cannot be judged")
+			write(t, dir+"/a\nb\x1b[2J", "theirs")
+			r, err := Sweep(base, false)
+			if err != nil || len(r) != 1 || r[0].State != KeptForeign || len(r[0].Files) != 2 || !slices.Equal(r[0].Left, []string{`"a\nb\x1b[2J"`, unseen.DataFile(0)}) {
+				t.Errorf("sweep: %+v, %v", r, err)
+			}
+			if _, err := NewClaim(base, testIdentity("job"), ClaimOptions{}); !errors.Is(err, ErrForeign) || strings.ContainsAny(err.Error(), "\n\x1b") {
+				t.Errorf("claim: %q, want a refusal of the directory", err)
+			}
+			if err := errors.Join(os.Remove(dir+"/a\nb\x1b[2J"), os.Remove(filepath.Join(dir, unseen.DataFile(0))), os.Chmod(dir, 0o755)); err != nil {
+				t.Fatal(err)
+			}
+			if r, err := Sweep(base, false); err != nil || len(r) != 1 || r[0].State != KeptForeign {
+				t.Errorf("sweep of an empty directory with another mode: %+v, %v", r, err)
+			}
+			if err := os.Chmod(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if r, err := Sweep(base, false); err != nil || len(r) != 1 || r[0].State != Reclaimed {
+				t.Errorf("sweep of an empty directory: %+v, %v", r, err)
+			}
+			if left := paths(tree(t, base)); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}
+
+// TestThingsThatAreNoLeases, and no markers, are reported and left.
+func TestThingsThatAreNoLeases(t *testing.T) {
+	base := t.TempDir()
+	dir := deadRank(t, base, "fifo")
+	deadRank(t, base, "directory")
+	key := func(job string) string { return testIdentity(job).LeasePath(base) }
+	socket, err := net.Listen("unix", testIdentity("socket").MarkerPath(base))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = socket.Close() }()
+	if err := errors.Join(
+		os.Remove(key("fifo")), unix.Mkfifo(key("fifo"), 0o600),
+		os.Remove(key("directory")), os.Mkdir(key("directory"), 0o700),
+		unix.Mkfifo(key("without-marker"), 0o600),
+		os.Mkdir(testIdentity("marker").MarkerPath(base), 0o700),
+		unix.Mkfifo(filepath.Join(dir, gone(t).DataFile(7)), 0o600),
+	); err != nil {
+		t.Fatal(err)
+	}
+	before := paths(tree(t, base))
+	for _, dry := range []bool{true, false} {
+		r, err := Sweep(base, dry)
+		if err != nil || len(r) != 5 {
+			t.Errorf("sweep (dry: %v): %d reports, %v; want 5", dry, len(r), err)
+		}
+		for _, r := range r {
+			if r.State != KeptForeign || r.Why == "" {
+				t.Errorf("report (dry: %v): %+v", dry, r)
+			}
+		}
+	}
+	if diff := cmp.Diff(before, paths(tree(t, base))); diff != "" {
+		t.Errorf("changed (-before +after):\n%s", diff)
 	}
 }
 
