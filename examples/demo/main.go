@@ -38,7 +38,7 @@ func command(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	var progress *bar
-	if isTerminal(stdout) && isTerminal(stderr) && !asJSON {
+	if isTerminal(stdout) && isTerminal(stderr) && moves(os.Getenv("TERM")) && !asJSON {
 		progress = newBar(stderr, c)
 	}
 	res, err := run(ctx, c, progress)

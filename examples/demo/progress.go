@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"sync/atomic"
+	"time"
 
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
@@ -14,12 +15,24 @@ type bar struct {
 	container *mpb.Progress
 	bar       *mpb.Bar
 	run, now  atomic.Value // string: which of the two runs, and what it is doing
+	changed   atomic.Bool  // since it was drawn last
+	quit      chan struct{}
 }
+
+// refreshInterval is how often a bar that changed is drawn.
+const refreshInterval = 150 * time.Millisecond
+
+// moves reports whether a terminal of that type ($TERM) can take back what it shows.
+func moves(terminal string) bool { return terminal != "" && terminal != "dumb" }
 
 // newBar starts a bar on a terminal. Its length is the number of rank 0's steps in both runs
 // and the pause, rollout and resume of each cycle.
 func newBar(w io.Writer, c config) *bar {
-	b := &bar{container: mpb.New(mpb.WithOutput(w), mpb.WithWidth(40))}
+	refresh := make(chan any)
+	b := &bar{
+		container: mpb.New(mpb.WithOutput(w), mpb.WithWidth(40), mpb.WithManualRefresh(refresh)),
+		quit:      make(chan struct{}),
+	}
 	b.run.Store("")
 	b.now.Store("")
 	total := 2*c.phases()*c.Steps + 3*c.Cycles
@@ -28,7 +41,32 @@ func newBar(w io.Writer, c config) *bar {
 	}
 	b.bar = b.container.New(int64(total), mpb.BarStyle(), mpb.BarRemoveOnComplete(),
 		mpb.PrependDecorators(decor.Any(label)), mpb.AppendDecorators(decor.Percentage(decor.WCSyncSpace)))
+	go func() {
+		ticker := time.NewTicker(refreshInterval)
+		defer ticker.Stop()
+		b.redraw(ticker.C, refresh)
+	}()
 	return b
+}
+
+// redraw has the bar drawn at a tick if it has changed: an unchanged one only flickers, and fills the
+// record of a terminal.
+func (b *bar) redraw(ticks <-chan time.Time, refresh chan<- any) {
+	for {
+		select {
+		case now := <-ticks:
+			if !b.changed.Swap(false) {
+				continue
+			}
+			select {
+			case refresh <- now:
+			case <-b.quit:
+				return
+			}
+		case <-b.quit:
+			return
+		}
+	}
 }
 
 // say names the run that begins.
@@ -36,6 +74,7 @@ func (b *bar) say(run string) {
 	if b != nil {
 		b.run.Store(run)
 		b.now.Store(": starting")
+		b.changed.Store(true)
 	}
 }
 
@@ -56,11 +95,13 @@ func (b *bar) event(e event) {
 		return
 	}
 	b.bar.Increment()
+	b.changed.Store(true)
 }
 
 // stop takes the bar off the terminal.
 func (b *bar) stop() {
 	if b != nil {
+		close(b.quit)
 		b.bar.Abort(true)
 		b.container.Wait()
 	}
