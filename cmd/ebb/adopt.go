@@ -61,10 +61,10 @@ Nothing else is touched. After an upgrade of the package, run it again.`,
 	}
 	cmd.Flags().Var(&value{text: "python3", kind: "PYTHON", parse: into(&python, anything)}, "python",
 		"the interpreter that finds the package")
-	cmd.Flags().BoolVar(&check, "check", false, "only say what is in place: status 0 adopted, 1 not")
-	cmd.Flags().BoolVar(&undo, "undo", false, "put the package's own files back")
-	cmd.Flags().BoolVar(&copied, "copy", false, "copy ebb's libraries beside the package and link to the copies:\nfor a tree that goes where ebb is not")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	onOffTo(cmd.Flags(), &check, "check", "only say what is in place: status 0 adopted, 1 not")
+	onOffTo(cmd.Flags(), &undo, "undo", "put the package's own files back")
+	onOffTo(cmd.Flags(), &copied, "copy", "copy ebb's libraries beside the package and link to the copies: for a tree that goes where ebb is not")
+	onOffTo(cmd.Flags(), &asJSON, "json", "print JSON")
 	python = "python3"
 	return cmd
 }
@@ -124,7 +124,10 @@ func adoptFailed(err error) error {
 
 // printAdoption tells a person: one line, one for each file, and what else there is to know.
 func printAdoption(r adopt.Report, undo bool) {
-	what := "torch_memory_saver " + r.PackageVersion + " of " + r.Python
+	what := "torch_memory_saver of " + r.Python
+	if r.PackageVersion != "" {
+		what = "torch_memory_saver " + r.PackageVersion + " of " + r.Python
+	}
 	switch {
 	case undo && !r.Changed:
 		fmt.Printf("nothing to undo: %s in %s\n", what, r.Dir)

@@ -194,7 +194,11 @@ func (p *Package) Undo() (Report, error) {
 	if err := syncFolder(p.Dir); err != nil {
 		return Report{}, err
 	}
-	return p.report(true)
+	r, err := p.report(true)
+	if r.PackageVersion == "" && m != nil {
+		r.PackageVersion = m.PackageVersion // the package is gone: what was undone was this version's
+	}
+	return r, err
 }
 
 func pinned(m *manifest, version string) string {

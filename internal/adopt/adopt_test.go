@@ -378,7 +378,9 @@ func TestAPackageThatIsUninstalled(t *testing.T) {
 	if _, err := p.Adopt(lib, Options{}); !errors.As(err, &refusal) {
 		t.Errorf("adopt: %v", err)
 	}
-	undo(t, p)
+	if r := undo(t, p); r.PackageVersion != "1.2.3" {
+		t.Errorf("undone for version %q, want that of the adoption", r.PackageVersion)
+	}
 	if left := tree(t, dir); len(left) != 2 || left["neighbour.so"] == "" {
 		t.Errorf("left: %v", left)
 	}
