@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -31,6 +32,26 @@ func TestStatusesAreDocumented(t *testing.T) {
 	} {
 		if !strings.Contains(doc, fmt.Sprintf("\n| %d | ", status)) {
 			t.Errorf("docs/exit-codes.md has no row for status %d", status)
+		}
+	}
+}
+
+func TestHelpFitsOnATerminal(t *testing.T) {
+	for _, verb := range []string{"", "run", "exec", "env", "gc", "adopt", "version"} {
+		var out strings.Builder
+		root := newRoot()
+		root.SetOut(&out)
+		root.SetArgs(append(strings.Fields(verb), "--help"))
+		if err := root.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(out.String(), "Usage:") {
+			t.Errorf("ebb %s --help is %q", verb, &out)
+		}
+		for line := range strings.Lines(out.String()) {
+			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > helpWidth {
+				t.Errorf("ebb %s --help has a line of %d columns: %s", verb, n, line)
+			}
 		}
 	}
 }

@@ -27,10 +27,14 @@ Without ebb as supervisor nobody removes the files of a rank that is killed: run
 		Args:                  noArgs,
 		PreRunE:               func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if asJSON && cmd.Flags().Changed("format") && format != launch.FormatJSON {
+				return launch.Usagef("--json and --format %s contradict each other: give one", format)
+			}
 			if asJSON {
 				format = launch.FormatJSON
 			}
 			r.RanksGiven = cmd.Flags().Changed("nproc-per-node")
+			sayUnused(cmd.Flags(), r.Options)
 			r.Environ, r.Say = os.Environ(), say
 			settings, err := launch.EnvSettings(r)
 			if err != nil {
@@ -40,10 +44,13 @@ Without ebb as supervisor nobody removes the files of a rank that is killed: run
 		},
 	}
 	launchFlags(cmd.Flags(), &r.Options)
-	ranksFlag(cmd.Flags(), &r.Options)
+	ranksFlag(cmd.Flags(), &r.Options, "",
+		"print a world of that many ranks on one node, as ebb run would set it (default: the outer launcher's world, or none)")
 	rankFlag(cmd.Flags(), &r.Rank)
 	cmd.Flags().Var(&value{text: format, kind: "shell|json|dotenv", parse: into(&format, word(launch.FormatShell, launch.FormatJSON, launch.FormatDotenv))},
 		"format", "shell: export lines; json: one flat object; dotenv: NAME=value lines")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "the same as --format json")
+	onOffTo(cmd.Flags(), &asJSON, "json", "the same as --format json")
+	annotate(cmd.Flags(), "json", pairedWith, "format")
+	annotate(cmd.Flags(), "format", pairedWith, "json")
 	return cmd
 }

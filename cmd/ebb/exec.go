@@ -13,10 +13,14 @@ func newExec() *cobra.Command {
 		Short: "Start one rank under an outer launcher",
 		Long: `Starts CMD as the one rank that this process is. Rank, local rank and job are those that
 torchrun, Open MPI, PMI, Slurm, Ray or a Kubernetes indexed job tell, the innermost of them.
-CMD has ebb's own input and output. Signals, exit status and files are as with ebb run.`,
-		RunE: func(_ *cobra.Command, args []string) error {
+CMD has ebb's own input and output. Signals, exit status and files are as with ebb run.
+
+torchrun takes ebb for a Python script unless it is told --no-python.`,
+		Example: `  torchrun --nproc-per-node 8 --no-python ebb exec --offload-train -- python train.py
+  srun --ntasks-per-node 8 ebb exec --offload-train -- python train.py`,
+		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Argv = args
-			return supervise(r)
+			return supervise(cmd, r)
 		},
 	})
 	launchFlags(cmd.Flags(), &r.Options)

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -16,16 +18,21 @@ type value struct {
 	parse func(string) error
 	text  string // as given, or the default
 	kind  string // for the help
+	once  string // what is wrong with giving it twice; empty: the last one counts
+	given bool
 }
 
 func (v *value) String() string { return v.text }
 func (v *value) Type() string   { return v.kind }
 
 func (v *value) Set(s string) error {
+	if v.given && v.once != "" {
+		return errors.New(v.once)
+	}
 	if err := v.parse(s); err != nil {
 		return err
 	}
-	v.text = s
+	v.text, v.given = s, true
 	return nil
 }
 
@@ -47,37 +54,51 @@ func word(words ...string) func(string) (string, error) {
 
 func anything(s string) (string, error) { return s, nil }
 
+// onOff adds a flag that is off unless it is given.
+func onOff(f *pflag.FlagSet, name, usage string, parse func(string) error) {
+	f.Var(&value{text: "false", kind: "bool", parse: parse}, name, usage)
+	f.Lookup(name).NoOptDefVal = "true"
+}
+
+func onOffTo(f *pflag.FlagSet, to *bool, name, usage string) {
+	onOff(f, name, usage, into(to, launch.ParseSwitch))
+}
+
 // Annotations of flags.
 const (
-	pairedWith = "ebb-paired-with" // given on the command line, it overrides the other's variable
-	notInside  = "ebb-not-inside"  // inside a rank of ebb, the variable tells about that rank
+	pairedWith   = "ebb-paired-with"   // given on the command line, it overrides the other's variable
+	notInside    = "ebb-not-inside"    // inside a rank of ebb, the variable tells about that rank
+	fromVariable = "ebb-from-variable" // it was not given on the command line
+)
+
+// Flags that only the disk target looks at.
+const (
+	diskDirFlag = "offload-train-disk-dir"
+	chunkFlag   = "offload-train-disk-chunk-mb"
 )
 
 // launchFlags adds the flags that run, exec and env share.
 func launchFlags(f *pflag.FlagSet, o *launch.Options) {
 	*o = launch.NewOptions()
-	on := &value{text: "false", kind: "bool", parse: into(&o.Offload, strconv.ParseBool)}
-	f.Var(on, "offload-train", "park the ranks' GPU memory while they are paused")
-	f.Var(&value{text: "false", kind: "bool", parse: func(s string) error {
-		off, err := strconv.ParseBool(s)
+	onOffTo(f, &o.Offload, "offload-train", "park the ranks' GPU memory while they are paused")
+	onOff(f, "no-offload-train", "do not (the default)", func(s string) error {
+		off, err := launch.ParseSwitch(s)
 		if err == nil {
 			o.Offload = !off
 		}
 		return err
-	}}, "no-offload-train", "do not (the default)")
-	f.Lookup("offload-train").NoOptDefVal = "true"
-	f.Lookup("no-offload-train").NoOptDefVal = "true"
+	})
 	annotate(f, "offload-train", pairedWith, "no-offload-train")
 	annotate(f, "no-offload-train", pairedWith, "offload-train")
 
 	f.Var(&value{text: o.Target, kind: "cpu|disk", parse: into(&o.Target, word(launch.TargetCPU, launch.TargetDisk))},
 		"offload-train-target", "where paused memory goes: host memory, or files in the disk directory")
-	f.Var(&value{kind: "DIR", parse: into(&o.DiskDirs, launch.ParseDirs)},
-		"offload-train-disk-dir", "directory on a local disk, used with the disk target\n(default $SCRATCH/miles_train_offload_<uid>, with /scratch where SCRATCH is unset)")
+	f.Var(&value{kind: "DIR", parse: into(&o.DiskDirs, launch.ParseDirs), once: "given twice: name one directory"},
+		diskDirFlag, "directory on a local disk, used with the disk target; it is made if it is missing, what it is in must be there (default $SCRATCH/miles_train_offload_<uid>, with /scratch where SCRATCH is unset)")
 	f.Var(&value{text: strconv.Itoa(o.ChunkMB), kind: "MIB", parse: into(&o.ChunkMB, launch.ParseChunkMB)},
-		"offload-train-disk-chunk-mb", "pinned host memory of each rank, through which its bytes go to disk")
+		chunkFlag, "upper limit of the host memory through which a rank's bytes go to disk: at most this much of it is pinned")
 	f.Var(&value{kind: "BYTES", parse: into(&o.MarginBytes, launch.ParseMargin)},
-		"train-memory-margin-bytes", "GPU memory that allocations leave free\n(default 1 GiB; 0 on the software device)")
+		"train-memory-margin-bytes", "GPU memory that allocations leave free: bytes, or a number with kB, MB, GB (powers of 1000) or KiB, MiB, GiB (powers of 1024) (default 1GiB; 0 on the software device)")
 	f.Var(&value{text: o.Device, kind: "auto|cuda|soft", parse: into(&o.Device, word(launch.DeviceAuto, launch.DeviceCUDA, launch.DeviceSoft))},
 		"device", "auto and cuda: the CUDA driver, which must work; soft: the software device")
 	f.Var(&value{text: o.Role, kind: "NAME", parse: into(&o.Role, anything)},
@@ -87,7 +108,7 @@ func launchFlags(f *pflag.FlagSet, o *launch.Options) {
 	f.Var(&value{kind: "NAME", parse: into(&o.Job, anything)},
 		"job", "name of the job (default: the outer launcher's, else a new one for each run)")
 	annotate(f, "job", notInside)
-	f.BoolVar(&o.AllowRAM, "allow-ram-backed-dir", false, "accept a disk directory that lies in memory (tmpfs, ramfs)")
+	onOffTo(f, &o.AllowRAM, "allow-ram-backed-dir", "accept a disk directory that lies in memory (tmpfs, ramfs)")
 }
 
 // graceFlag adds the flag of the verbs that supervise.
@@ -96,10 +117,9 @@ func graceFlag(f *pflag.FlagSet, o *launch.Options) {
 		"grace", "time from SIGTERM to SIGKILL for what still runs when a rank has failed")
 }
 
-// ranksFlag adds the number of ranks.
-func ranksFlag(f *pflag.FlagSet, o *launch.Options) {
-	f.Var(&value{text: strconv.Itoa(o.Ranks), kind: "N", parse: into(&o.Ranks, launch.ParseRanks)},
-		"nproc-per-node", "number of ranks to start on this node")
+// ranksFlag adds the number of ranks; text is its default for the help.
+func ranksFlag(f *pflag.FlagSet, o *launch.Options, text, usage string) {
+	f.Var(&value{text: text, kind: "N", parse: into(&o.Ranks, launch.ParseRanks)}, "nproc-per-node", usage)
 }
 
 // rankFlag adds the number of one rank.
@@ -147,8 +167,32 @@ func fromEnvironment(cmd *cobra.Command) error {
 			return
 		}
 		set[f.Name] = name
+		annotate(cmd.Flags(), f.Name, fromVariable)
 	})
 	return err
+}
+
+// sayUnused says which flags of the command line nobody looks at. Variables may be set once for many
+// runs: they are not worth a line.
+func sayUnused(f *pflag.FlagSet, o launch.Options) {
+	if o.Target != launch.TargetCPU {
+		return
+	}
+	var unused []string
+	for _, name := range []string{diskDirFlag, chunkFlag} {
+		flag := f.Lookup(name)
+		if _, variable := flag.Annotations[fromVariable]; flag.Changed && !variable {
+			unused = append(unused, "--"+name)
+		}
+	}
+	if len(unused) == 0 {
+		return
+	}
+	remedy := "--offload-train-target disk"
+	if !o.Offload {
+		remedy = "--offload-train " + remedy
+	}
+	say(fmt.Sprintf("not used, the target is cpu: %s; for the disk add %s", strings.Join(unused, ", "), remedy))
 }
 
 // variable is the name of a flag's variable.
@@ -190,7 +234,8 @@ func launcher(cmd *cobra.Command) *cobra.Command {
 }
 
 // supervise runs a request and turns its outcome into ebb's own.
-func supervise(r launch.Request) error {
+func supervise(cmd *cobra.Command, r launch.Request) error {
+	sayUnused(cmd.Flags(), r.Options)
 	r.Environ, r.Say = os.Environ(), say
 	out, err := launch.Run(r)
 	if err != nil {

@@ -65,9 +65,9 @@ everything that ebb cannot prove to be its own, is left alone.`,
 		},
 	}
 	cmd.Flags().Var(&value{kind: "DIR", parse: into(&dirs, launch.ParseDirs)}, "disk-dir",
-		"the disk directory of the runs\n(default EBB_OFFLOAD_TRAIN_DISK_DIR, else that of ebb run)")
-	cmd.Flags().BoolVar(&dry, "dry-run", false, "only say what would be removed")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+		"the disk directory of the runs, or several with commas (default EBB_OFFLOAD_TRAIN_DISK_DIR, else that of ebb run)")
+	onOffTo(cmd.Flags(), &dry, "dry-run", "only say what would be removed")
+	onOffTo(cmd.Flags(), &asJSON, "json", "print JSON")
 	return cmd
 }
 

@@ -15,13 +15,16 @@ import (
 	"github.com/ebb-offload/ebb/internal/launch"
 )
 
+// The commands are listed in the order in which they are needed, not by name.
+func init() { cobra.EnableCommandSorting = false }
+
 func main() { os.Exit(ebb(os.Args[1:])) }
 
 // ebb runs the command line and returns the exit status (docs/exit-codes.md).
 func ebb(args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
-	err := root.Execute()
+	cmd, err := root.ExecuteC()
 	var ended statusError
 	switch {
 	case err == nil:
@@ -32,7 +35,7 @@ func ebb(args []string) int {
 	var own *launch.Error
 	if !errors.As(err, &own) {
 		// What cobra and pflag complain about is the command line.
-		own = launch.Usagef("%s; see: ebb --help", oneLine(err))
+		own = launch.Usagef("%s; see: %s --help", oneLine(err), cmd.CommandPath())
 	}
 	say(own.Error())
 	return own.Status
@@ -48,6 +51,9 @@ func say(line string) { fmt.Fprintln(os.Stderr, "ebb: "+strings.Join(strings.Fie
 
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
+// helpWidth is the longest line of a help text, in columns.
+const helpWidth = 100
+
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "ebb",
@@ -55,12 +61,18 @@ func newRoot() *cobra.Command {
 		Long: `ebb starts training ranks so that their GPU memory can be taken off the GPU while they are
 paused, and brought back bit for bit. Every flag --some-flag can also be given as the variable
 EBB_SOME_FLAG; the command line wins. In flag names, _ and - are the same.`,
+		Example: `  ebb run --nproc-per-node 8 --offload-train -- python train.py
+  torchrun --nproc-per-node 8 --no-python ebb exec --offload-train -- python train.py
+  ebb gc --disk-dir /scratch/$USER`,
+		Version:       versionText(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          noArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", fmt.Sprintf(".FlagUsagesWrapped %d", helpWidth)))
 	root.SetGlobalNormalizationFunc(dashes)
 	root.AddCommand(newRun(), newExec(), newEnv(), newGC(), newAdopt(), newVersion(), newProbe(), newGuard())
 	return root

@@ -16,14 +16,18 @@ and MASTER_PORT, and with --offload-train with the library that parks GPU memory
 
 Lines that ranks write get the rank in front. Signals go to all ranks; a second SIGINT kills
 them. When a rank fails, it is named, the others are ended, and its status is that of ebb run.
-Whatever happens, no files stay behind in the disk directory.`,
-		RunE: func(_ *cobra.Command, args []string) error {
+
+No file is left in the disk directory after an exit, an exception or a kill of the ranks. When ebb
+itself is killed with SIGKILL, the next ebb run or ebb gc removes what was left.`,
+		Example: `  ebb run --nproc-per-node 8 --offload-train --offload-train-target disk \
+      --offload-train-disk-dir /scratch/$USER -- python train.py`,
+		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Argv, r.Labelled = args, true
-			return supervise(r)
+			return supervise(cmd, r)
 		},
 	})
 	launchFlags(cmd.Flags(), &r.Options)
-	ranksFlag(cmd.Flags(), &r.Options)
+	ranksFlag(cmd.Flags(), &r.Options, "1", "number of ranks to start on this node")
 	graceFlag(cmd.Flags(), &r.Options)
 	return cmd
 }

@@ -223,8 +223,8 @@ func TestDirectoriesThatTheUserMayNotWrite(t *testing.T) {
 		}
 	}
 	for disk, word := range map[string]string{
-		locked:                            "is not writable: ",
-		filepath.Join(locked, "new", "x"): "does not exist and cannot be made: ",
+		locked:                       "is not writable: ",
+		filepath.Join(locked, "new"): "does not exist and cannot be made: ",
 	} {
 		cmd := command(t, dir, "ebb", "run", "--device", "soft", "--offload-train", "--offload-train-target", "disk", "--offload-train-disk-dir", disk, "--", "true")
 		_, stderr := output(t, as(cmd), 2)

@@ -9,6 +9,13 @@ import (
 	"github.com/ebb-offload/ebb/internal/version"
 )
 
+const platform = runtime.GOOS + "/" + runtime.GOARCH
+
+// versionText is what ebb version and ebb --version print after the name.
+func versionText() string {
+	return fmt.Sprintf("%s (%s, %s)", version.Version, runtime.Version(), platform)
+}
+
 func newVersion() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -17,16 +24,15 @@ func newVersion() *cobra.Command {
 		Args:    noArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
 		RunE: func(*cobra.Command, []string) error {
-			platform := runtime.GOOS + "/" + runtime.GOARCH
 			if asJSON {
 				return printJSON(map[string]string{
 					"message_type": "version", "version": version.Version, "go": runtime.Version(), "platform": platform,
 				})
 			}
-			fmt.Printf("ebb %s (%s, %s)\n", version.Version, runtime.Version(), platform)
+			fmt.Println("ebb " + versionText())
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	onOffTo(cmd.Flags(), &asJSON, "json", "print JSON")
 	return cmd
 }

@@ -78,6 +78,20 @@ func Detect(getenv func(string) string) (Outer, error) {
 	return out, nil
 }
 
+// wider reports whether the job around this process is larger than a world of that many ranks on this
+// node. What runs inside a run of ebb is meant to be a world of its own.
+func wider(outer Outer, ranks int, getenv func(string) string) bool {
+	if Nested(getenv) {
+		return false
+	}
+	more := func(name string, than int) bool {
+		n, err := strconv.Atoi(getenv(name))
+		return err == nil && n > than
+	}
+	return outer.World > ranks || more("WORLD_SIZE", ranks) ||
+		more("SLURM_NNODES", 1) || more("SLURM_JOB_NUM_NODES", 1) || more("GROUP_WORLD_SIZE", 1)
+}
+
 // number reads the first of the variables that is set; -1 when none is.
 func number(getenv func(string) string, names []string) (int, error) {
 	for _, name := range names {

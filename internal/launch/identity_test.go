@@ -121,3 +121,29 @@ func TestDefaultJob(t *testing.T) {
 		t.Errorf("inside another run: %q, want a new name below slurm-9", inner)
 	}
 }
+
+func TestAWiderJobAroundARunIsNoticed(t *testing.T) {
+	for env, want := range map[string]bool{
+		"":                          false,
+		"RANK=0 WORLD_SIZE=4":       false,
+		"RANK=4 WORLD_SIZE=5":       true,
+		"WORLD_SIZE=5":              true,
+		"WORLD_SIZE=x":              false,
+		"SLURM_NNODES=1":            false,
+		"SLURM_NNODES=2":            true,
+		"SLURM_JOB_NUM_NODES=2":     true,
+		"RANK=0 GROUP_WORLD_SIZE=2": true,
+		"SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_NTASKS=8":  true,
+		"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=8":  true,
+		"EBB_RUN=1-2 RANK=0 WORLD_SIZE=8 SLURM_NNODES=2": false,
+	} {
+		getenv := environment(env)
+		outer, err := Detect(getenv)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := wider(outer, 4, getenv); got != want {
+			t.Errorf("4 ranks in %q: %v, want %v", env, got, want)
+		}
+	}
+}

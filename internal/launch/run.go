@@ -116,11 +116,17 @@ func (req Request) ranks(getenv func(string) string) ([]Rank, error) {
 		}
 	}
 	if req.Exec {
+		if outer.Launcher == "" && req.Rank < 0 {
+			req.Say("no launcher's variables found: this is rank 0 of 1")
+		}
 		r, err := ExecRank(req.Options, outer, req.Rank, getenv)
 		r.Job = job
 		return []Rank{r}, err
 	}
 
+	if wider(outer, req.Ranks, getenv) {
+		req.Say("run makes a world of its own on this node; for ranks of an outer launcher use ebb exec")
+	}
 	addr, port := getenv("MASTER_ADDR"), getenv("MASTER_PORT")
 	if outer.Launcher != "" {
 		addr, port = "", "" // they are of the world that this process is a rank of
