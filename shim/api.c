@@ -1,6 +1,7 @@
 /* api.c: ebb's own functions. They return codes; nothing here writes to stderr or exits. */
 #include "shim.h"
 
+#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,6 +57,16 @@ static int nothing_to_pause(const char *const *tags, size_t ntags)
 		    driver_mapped_bytes() > 0 ? " or by expandable_segments, which are never managed" : "");
 }
 
+/* Whether the process has the GPU's driver: only then can it hold device memory. */
+static bool driver_loaded(void)
+{
+	void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+
+	if (driver != NULL)
+		dlclose(driver);
+	return driver != NULL;
+}
+
 enum move { move_pause, move_request_pause, move_resume };
 
 /* wait_s: how long to wait for the device memory of a resume, or for the safe point of a request. */
@@ -67,6 +78,10 @@ static int move(enum move what, const char *const *tags, size_t ntags, double wa
 		return code;
 	clear_result(result);
 	enum engine_state state = engine_state();
+	/* Memory that passed no hook is seen by the engine only, which asks NVML. */
+	if (state == ENGINE_ABSENT && what != move_resume && ntags == 0 && unmanaged_allocations() == 0 &&
+	    driver_loaded() && engine_load() == ENGINE_READY)
+		state = ENGINE_READY;
 	if (state == ENGINE_ABSENT)
 		return what == move_resume ? nothing_to_move(tags, ntags) : nothing_to_pause(tags, ntags);
 	if (state != ENGINE_READY)

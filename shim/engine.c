@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,8 +60,11 @@ uint64_t engine_calls_ended(void)
 
 void engine_enter(void)
 {
+	struct thread *t = this_thread();
+
 	begun++;
-	this_thread()->inside++;
+	if (t->inside++ == 0)
+		interrupts_hold(&t->before);
 }
 
 int engine_leave(int code)
@@ -69,8 +73,13 @@ int engine_leave(int code)
 		code = engine_refuse(ENGINE_EXITING);
 	else if (code != EBB_OK)
 		fail_as_engine(code);
-	this_thread()->inside--;
+	struct thread *t = this_thread();
+
 	ended++;
+	if (--t->inside == 0) {
+		struct interrupts before = t->before; /* a handler that runs now may enter the engine itself */
+		interrupts_release(&before);
+	}
 	return code;
 }
 
@@ -240,7 +249,11 @@ static bool load_keeping_limits(void)
 {
 	struct rlimit before, now;
 	bool known = getrlimit(RLIMIT_NOFILE, &before) == 0;
+	sigset_t mask;
+
+	interrupts_hold_all(&mask);
 	bool loaded = load();
+	pthread_sigmask(SIG_SETMASK, &mask, NULL);
 
 	if (known && getrlimit(RLIMIT_NOFILE, &now) == 0 && now.rlim_cur != before.rlim_cur) {
 		now.rlim_cur = before.rlim_cur;
@@ -249,7 +262,7 @@ static bool load_keeping_limits(void)
 	return loaded;
 }
 
-static void at_process_exit(void)
+void engine_shutdown(void)
 {
 	/* In a forked child the engine is not ours. A signal handler that interrupted an engine call on
 	 * this thread and calls exit cannot enter it again: the files stay until the rank's supervisor,
@@ -274,7 +287,7 @@ static void load_as_owner(void)
 	engine_leave(EBB_OK);
 
 	if (loaded)
-		atexit(at_process_exit);
+		atexit(engine_shutdown);
 	else
 		log_line("%s", failure != NULL ? failure : "cannot load the engine library: no memory");
 

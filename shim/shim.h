@@ -15,6 +15,7 @@
 
 #include "../abi/ebb_engine.h"
 
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -52,6 +53,21 @@ char *settings_disk_dir(void);
 bool settings_retain_cpu_backup(void);
 uint64_t settings_margin(void);
 
+/* ---- interrupt.c: signals and cancellation stay out of Go code --------------------------------- */
+
+struct interrupts {
+	sigset_t mask;
+	int cancel;
+};
+
+/* From here to the release no handler that would run on Go's stack interrupts the calling thread,
+ * and it cannot be cancelled. */
+void interrupts_hold(struct interrupts *before);
+void interrupts_release(const struct interrupts *before);
+/* Blocks all signals but those of faults, for the threads that are made meanwhile; the caller
+ * restores the mask. */
+void interrupts_hold_all(sigset_t *before);
+
 /* ---- region.c: settings of the calling thread --------------------------------------------- */
 
 struct thread {
@@ -61,6 +77,7 @@ struct thread {
 	bool disk_backup;
 	bool cpu_mmap;
 	int inside;          /* > 0: within an engine call or its loading; hooks pass through */
+	struct interrupts before; /* of the outermost of these */
 	int idle;            /* idle sections begun here and not ended, before an engine counts them */
 	uint64_t contexts;   /* bit d: the real runtime's context exists here for device d */
 	char *tag;           /* owned; null: "default" */
@@ -139,6 +156,9 @@ enum engine_state engine_load(void);
 /* Number of engine calls begun, and of those ended, in the process so far. */
 uint64_t engine_calls_begun(void);
 uint64_t engine_calls_ended(void);
+
+/* Removes the process's files, for an exit that runs no handlers. */
+void engine_shutdown(void);
 
 void engine_enter(void);
 /* Ends a call. Takes over the engine's error text when code is not EBB_OK; returns code. A call

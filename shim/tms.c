@@ -33,8 +33,10 @@ EXPORT int tms_pause(const char *tag)
 		log_line("pause PARTIAL, part of the memory not freed: %s", last_error_of("pause"));
 	else
 		log_line("pause FAILED, memory not freed: %s", last_error_of("pause"));
-	if (settings()->exit_on_pause_error && code != EBB_ERR_FORKED)
+	if (settings()->exit_on_pause_error && code != EBB_ERR_FORKED) {
+		engine_shutdown();
 		_exit(exit_pause_failed);
+	}
 	return code;
 }
 
@@ -55,6 +57,7 @@ EXPORT int tms_resume(const char *tag)
 		return code;
 	}
 	log_line("resume FAILED, the process cannot go on: %s", last_error_of("resume"));
+	engine_shutdown();
 	_exit(exit_resume_failed);
 }
 

@@ -170,10 +170,59 @@ static void exit_in_a_signal_handler(void)
 
 	self = pthread_self();
 	managed_malloc(1);
-	EXPECT(signal(SIGALRM, exit_at_alarm) != SIG_ERR);
+	/* A handler with a stack of its own, as Go makes of those it finds and CPython sets its own up;
+	 * without SA_ONSTACK it would wait for the end of the call. */
+	struct sigaction at_alarm = {.sa_handler = exit_at_alarm, .sa_flags = SA_ONSTACK};
+	EXPECT(sigaction(SIGALRM, &at_alarm, NULL) == 0);
 	EXPECT(pthread_create(&other, NULL, interrupt_main, &self) == 0 && pthread_detach(other) == 0);
 	tms_pause(NULL);
 	EXPECT(!"reached");
+}
+
+static volatile sig_atomic_t alarms;
+
+static void count_alarm(int unused)
+{
+	(void)unused;
+	alarms++;
+}
+
+/* Go code runs on small stacks: a handler without a stack of its own must not run there. */
+static void plain_handler_waits(void)
+{
+	managed_malloc(1);
+	EXPECT(signal(SIGALRM, count_alarm) != SIG_ERR);
+	sigset_t mask;
+
+	EXPECT(tms_pause(NULL) == EBB_OK);
+	EXPECT(engine_seen()->blocked_alarm && engine_seen()->blocked_xfsz && !engine_seen()->blocked_term);
+	EXPECT(pthread_sigmask(SIG_BLOCK, NULL, &mask) == 0 && !sigismember(&mask, SIGALRM) && !sigismember(&mask, SIGXFSZ));
+	raise(SIGALRM);
+	EXPECT(alarms == 1);
+	exit(0);
+}
+
+/* One that has such a stack interrupts as ever. */
+static void stacked_handler_does_not_wait(void)
+{
+	managed_malloc(1);
+	struct sigaction at_alarm = {.sa_handler = count_alarm, .sa_flags = SA_ONSTACK};
+
+	EXPECT(sigaction(SIGALRM, &at_alarm, NULL) == 0);
+	EXPECT(tms_pause(NULL) == EBB_OK);
+	EXPECT(!engine_seen()->blocked_alarm);
+	exit(0);
+}
+
+static void cancelling_waits(void)
+{
+	int state;
+
+	managed_malloc(1);
+	EXPECT(tms_pause(NULL) == EBB_OK);
+	EXPECT(engine_seen()->cancel_disabled);
+	EXPECT(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state) == 0 && state == PTHREAD_CANCEL_ENABLE);
+	exit(0);
 }
 
 static void resume_exits(void)
@@ -345,16 +394,19 @@ CASES(
 	 .run = exit_in_a_signal_handler,
 	 .env = {"FAKE_WAITS=1", "FAKE_SAY_SHUTDOWN=1"},
 	 .exit_status = 5},
-	{.says = "a failed tms_pause ends the process with 70 when asked to, without exit handlers",
+	{.says = "a signal handler without a stack of its own waits for the end of an engine call", .run = plain_handler_waits},
+	{.says = "one with a stack of its own interrupts it", .run = stacked_handler_does_not_wait},
+	{.says = "a thread in an engine call is not cancelled there", .run = cancelling_waits},
+	{.says = "a failed tms_pause ends the process with 70 when asked to, and removes its files first",
 	 .run = pause_exits,
 	 .env = {"FAKE_PAUSE_CODE=11", "EBB_ON_PAUSE_ERROR=exit", "FAKE_SAY_SHUTDOWN=1"},
 	 .exit_status = 70,
-	 .lines = {"ebb: pause FAILED, memory not freed: FAKE_PAUSE_CODE said so"}},
-	{.says = "a failed tms_resume ends the process with 71, without exit handlers",
+	 .lines = {"ebb: pause FAILED, memory not freed: FAKE_PAUSE_CODE said so", "fake engine: shutdown"}},
+	{.says = "a failed tms_resume ends the process with 71, and removes its files first",
 	 .run = resume_exits,
 	 .env = {"FAKE_RESUME_CODE=9", "FAKE_SAY_SHUTDOWN=1"},
 	 .exit_status = 71,
-	 .lines = {"ebb: resume FAILED, the process cannot go on: FAKE_RESUME_CODE said so"}},
+	 .lines = {"ebb: resume FAILED, the process cannot go on: FAKE_RESUME_CODE said so", "fake engine: shutdown"}},
 	{.says = "ebb_pause and ebb_resume return their errors, write nothing and never exit",
 	 .run = ebb_functions_only_return,
 	 .env = {"FAKE_PAUSE_CODE=12", "FAKE_RESUME_CODE=9", "EBB_ON_PAUSE_ERROR=exit"},

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,6 +168,16 @@ static int move(const char *const *tags, size_t ntags, const ebb_engine_settings
 
 int ebb_engine_pause(const char *const *tags, size_t ntags, const ebb_engine_settings *settings, ebb_result *result)
 {
+	sigset_t mask;
+	int state;
+
+	pthread_sigmask(SIG_BLOCK, NULL, &mask);
+	fake_engine.blocked_alarm = sigismember(&mask, SIGALRM);
+	fake_engine.blocked_xfsz = sigismember(&mask, SIGXFSZ);
+	fake_engine.blocked_term = sigismember(&mask, SIGTERM);
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	fake_engine.cancel_disabled = state == PTHREAD_CANCEL_DISABLE;
+	pthread_setcancelstate(state, &state);
 	fake_engine.pauses++;
 	wait_inside();
 	return move(tags, ntags, settings, result, "pause: ", "FAKE_PAUSE_CODE");

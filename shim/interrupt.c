@@ -1,0 +1,65 @@
+/*
+ * interrupt.c: keeps what can interrupt a C thread at any instruction away from Go code.
+ *
+ * Go code runs on stacks of a few KiB that are not the thread's own. A signal handler without
+ * SA_ONSTACK would run there and overflow them; Go adds the flag to handlers that exist when it
+ * starts, not to later ones. A thread that is cancelled would unwind Go's frames. SIGXFSZ, which a
+ * write beyond RLIMIT_FSIZE raises beside its error, would end the process.
+ */
+#include "shim.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+static bool needs_thread_stack(int number)
+{
+	struct sigaction action;
+
+	if (sigaction(number, NULL, &action) != 0)
+		return false;
+	if (action.sa_flags & SA_ONSTACK)
+		return false;
+	return (action.sa_flags & SA_SIGINFO) != 0 || (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN);
+}
+
+/* Signals of faults are the thread's own; blocking them would end the process. */
+static bool is_fault(int number)
+{
+	return number == SIGSEGV || number == SIGBUS || number == SIGFPE || number == SIGILL || number == SIGTRAP ||
+	       number == SIGABRT;
+}
+
+void interrupts_hold(struct interrupts *before)
+{
+	sigset_t held;
+
+	sigemptyset(&held);
+	sigaddset(&held, SIGXFSZ);
+	for (int number = 1; number <= SIGRTMAX; number++)
+		if (!is_fault(number) && needs_thread_stack(number))
+			sigaddset(&held, number);
+	pthread_sigmask(SIG_BLOCK, &held, &before->mask);
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before->cancel);
+}
+
+void interrupts_release(const struct interrupts *before)
+{
+	int ignored;
+
+	pthread_setcancelstate(before->cancel, &ignored);
+	pthread_sigmask(SIG_SETMASK, &before->mask, NULL);
+}
+
+/* The threads that Go makes inherit the mask of the one that starts it. SIGURG is how Go stops a
+ * thread of its own. */
+void interrupts_hold_all(sigset_t *before)
+{
+	sigset_t held;
+
+	sigfillset(&held);
+	for (int number = 1; number <= SIGRTMAX; number++)
+		if (is_fault(number))
+			sigdelset(&held, number);
+	sigdelset(&held, SIGURG);
+	pthread_sigmask(SIG_BLOCK, &held, before);
+}
