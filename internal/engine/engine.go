@@ -18,6 +18,7 @@
 package engine
 
 import (
+	"bytes"
 	"fmt"
 	"log"
 	"runtime"
@@ -158,10 +159,23 @@ func newFDWriter(fd int) fdWriter {
 
 func (w fdWriter) Write(p []byte) (int, error) {
 	var st unix.Stat_t
+	line := oneLine(p)
 	if w.fd >= 0 && unix.Fstat(w.fd, &st) == nil && st.Dev == w.dev && st.Ino == w.ino {
-		_, _ = unix.Write(w.fd, p)
+		_, _ = unix.Write(w.fd, line)
 	}
 	return len(p), nil
+}
+
+// maxLine is where a log line is cut, in bytes.
+const maxLine = 4096
+
+// oneLine makes one line of a message, whose errors may be joined by line breaks.
+func oneLine(p []byte) []byte {
+	line := bytes.ReplaceAll(bytes.TrimRight(p, "\n"), []byte("\n"), []byte("; "))
+	if len(line) > maxLine {
+		line = append(bytes.ToValidUTF8(line[:maxLine], nil), " …"...)
+	}
+	return append(line, '\n')
 }
 
 func logPrefix(identity string) string {

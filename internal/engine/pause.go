@@ -94,7 +94,7 @@ func (e *Engine) save(set []*alloc.Allocation, captureActive bool) (p plan.Plan,
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, e.releaseBackings(fresh))
+			err = e.giveUp(err, fresh, set)
 		}
 	}()
 	p = plan.Blocks(items(set), e.block)
@@ -133,7 +133,7 @@ func (e *Engine) openBackings(set []*alloc.Allocation) (held []store.Backing, fr
 			if more := need[a.Backup]; more > a.Size {
 				err = fmt.Errorf("this pause takes %s more in all: %w", store.Size(more), err)
 			}
-			return nil, nil, errors.Join(err, e.releaseBackings(fresh))
+			return nil, nil, e.giveUp(err, fresh, set)
 		}
 		held[i] = b
 		if isNew {
@@ -141,6 +141,16 @@ func (e *Engine) openBackings(set []*alloc.Allocation) (held []store.Backing, fr
 		}
 	}
 	return held, fresh, nil
+}
+
+// giveUp releases backings after a pause failed: those made for it, and after an I/O error all
+// of the set, so that the next pause makes them anew, perhaps on another disk. The memory is
+// active and loses nothing.
+func (e *Engine) giveUp(err error, fresh, set []*alloc.Allocation) error {
+	if errors.Is(err, store.ErrIO) || errors.Is(err, store.ErrLost) {
+		fresh = set
+	}
+	return errors.Join(err, e.releaseBackings(fresh))
 }
 
 func (e *Engine) releaseBackings(list []*alloc.Allocation) error {
@@ -191,6 +201,11 @@ func (e *Engine) unmapAll(set []*alloc.Allocation) (paused []*alloc.Allocation, 
 			active = append(active, a)
 		} else {
 			paused = append(paused, a)
+		}
+	}
+	for _, a := range active { // no host memory is kept for what was not paused
+		if a.Backup == alloc.BackupCPU {
+			errs.add(e.backings.release(a))
 		}
 	}
 	e.table.Settle(active, alloc.Active)

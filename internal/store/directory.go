@@ -160,9 +160,9 @@ func (s *Files) openDir(path string) (fd int, err error) {
 	}
 	switch {
 	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
-		return -1, fmt.Errorf("open directory %s: it is not a directory, or a symlink where none is allowed: %w", path, err)
+		return -1, fmt.Errorf("%w: open directory %s: it is not a directory, or a symlink where none is allowed: %w", ErrIO, path, err)
 	case err != nil:
-		return -1, fmt.Errorf("open directory %s: %w", path, err)
+		return -1, fmt.Errorf("%w: open directory %s: %w", ErrIO, path, err)
 	}
 	return fd, nil
 }
@@ -183,7 +183,7 @@ func (s *Files) makeDir(path string) error {
 	case noRoom(err):
 		return fmt.Errorf("create directory %s: %w: %w", path, ErrNoSpace, err)
 	}
-	return fmt.Errorf("create directory %s: %w", path, err)
+	return fmt.Errorf("%w: create directory %s: %w", ErrIO, path, err)
 }
 
 // noRoom reports whether err says that space, inodes or quota ran out.
@@ -292,6 +292,11 @@ func (s *Files) prepare(f *diskFile, fd int) error {
 		return fmt.Errorf("%w: not a new, plain file of user %d (mode %o, links %d, owner %d, %d bytes): choose a directory of your own, on a file system that keeps owners", ErrIO, os.Geteuid(), st.Mode, st.Nlink, st.Uid, st.Size)
 	}
 	f.dev, f.ino = st.Dev, st.Ino
+	if st.Mode&0o777 != 0o600 { // a umask that takes the owner's bits would make it unreadable
+		if err := retry(func() error { return s.sys.fchmod(fd, 0o600) }); err != nil {
+			return fmt.Errorf("%w: set its mode: %w", ErrIO, err)
+		}
+	}
 	if err := s.allocate(f, fd); err != nil {
 		return err
 	}

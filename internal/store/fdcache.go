@@ -38,6 +38,7 @@ type fdCache struct {
 	mu   sync.Mutex // guards the fields below and those of each diskFile named there
 	cond *sync.Cond // a descriptor became idle or was closed
 	open int        // descriptors open, or about to be
+	held int        // descriptors open
 	idle *list.List // of *diskFile, most recently used first
 }
 
@@ -78,11 +79,28 @@ func (c *fdCache) take() {
 	c.open++
 }
 
+func tooMany(err error) bool { return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) }
+
+// closeOne closes a descriptor that is not in use, waiting for one if all are; false when the
+// cache has none.
+func (c *fdCache) closeOne() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.held > 0 {
+		if oldest := c.idle.Back(); oldest != nil {
+			c.closeLocked(oldest.Value.(*diskFile))
+			return true
+		}
+		c.cond.Wait()
+	}
+	return false
+}
+
 // give takes back what take counted, when no descriptor came of it.
 func (c *fdCache) give() {
 	c.mu.Lock()
 	c.open--
-	c.cond.Signal()
+	c.cond.Broadcast()
 	c.mu.Unlock()
 }
 
@@ -93,12 +111,14 @@ func (c *fdCache) forget(f *diskFile) {
 		f.idle = nil
 	}
 	f.fd = -1
+	c.held--
 }
 
 // install hands over a new descriptor that take counted; the caller is its first user.
 func (c *fdCache) install(f *diskFile, fd int, direct bool) {
 	c.mu.Lock()
 	f.fd, f.direct, f.users = fd, direct, 1
+	c.held++
 	c.mu.Unlock()
 }
 
@@ -112,6 +132,9 @@ func (c *fdCache) acquire(f *diskFile) (fd int, direct bool, err error) {
 	}
 	c.take()
 	fd, direct, err = f.reopen(c.sys)
+	for tooMany(err) && c.closeOne() { // the process has none left, but the cache has
+		fd, direct, err = f.reopen(c.sys)
+	}
 	if err != nil {
 		c.give()
 		return -1, false, err
@@ -158,7 +181,7 @@ func (c *fdCache) release(f *diskFile) {
 	} else {
 		f.idle = c.idle.PushFront(f)
 	}
-	c.cond.Signal()
+	c.cond.Broadcast()
 }
 
 // drop closes the file for good, at once or when its last user is done. It waits for one who
@@ -171,7 +194,7 @@ func (c *fdCache) drop(f *diskFile) {
 	f.dropped = true
 	if f.fd >= 0 && f.users == 0 {
 		c.closeLocked(f)
-		c.cond.Signal()
+		c.cond.Broadcast()
 	}
 }
 
@@ -180,6 +203,10 @@ func (c *fdCache) closeLocked(f *diskFile) {
 	c.forget(f)
 	_ = c.sys.close(fd)
 	c.open--
+}
+
+func readOnly(err error) bool {
+	return errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)
 }
 
 // reopen opens the file again and makes sure that it is the one made earlier.
@@ -193,19 +220,31 @@ func (f *diskFile) reopen(sys system) (fd int, direct bool, err error) {
 	}
 	open := func(flags int) error {
 		return retry(func() (err error) {
-			fd, err = sys.openat(dir, f.name, unix.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK|flags, 0)
+			fd, err = sys.openat(dir, f.name, unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK|flags, 0)
 			return err
 		})
 	}
-	direct = !f.dir.buffered.Load()
-	if direct {
-		if err = open(unix.O_DIRECT); refusesDirect(err) {
+	openAs := func(access int) error {
+		if direct = !f.dir.buffered.Load(); direct {
+			err := open(access | unix.O_DIRECT)
+			if !refusesDirect(err) {
+				return err
+			}
 			f.dir.goBuffered("open", err)
 			direct = false
 		}
+		return open(access)
 	}
-	if !direct {
-		err = open(0)
+	// What has taken the name may be anything; opening it must tell nothing about the directory.
+	var named unix.Stat_t
+	err = retry(func() error { return sys.fstatat(dir, f.name, &named) })
+	if err == nil && (named.Dev != f.dev || named.Ino != f.ino) {
+		return -1, false, fmt.Errorf("%w: another file has taken its name", ErrLost)
+	}
+	if err == nil {
+		if err = openAs(unix.O_RDWR); readOnly(err) { // a disk that went read-only still has the bytes
+			err = openAs(unix.O_RDONLY)
+		}
 	}
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ESTALE):

@@ -60,7 +60,7 @@ func (b *fileBacking) reserve() error {
 	if dir == "" {
 		setting := s.options.Dir()
 		if setting == "" {
-			return errors.New("no directory is set")
+			return fmt.Errorf("%w: no directory is set", ErrIO)
 		}
 		var err error
 		if dir, err = filepath.Abs(setting); err != nil {

@@ -17,6 +17,7 @@ type system interface {
 	fstatfs(fd int, st *unix.Statfs_t) error
 	statxAlign(fd int, st *unix.Statx_t) error // STATX_DIOALIGN
 	unlinkat(dirfd int, name string) error
+	fchmod(fd int, mode uint32) error
 	fallocate(fd int, size int64) error // mode 0 from offset 0
 	ftruncate(fd int, size int64) error
 	pread(fd int, p []byte, off int64) (int, error)
@@ -53,6 +54,7 @@ func (kernel) statxAlign(fd int, st *unix.Statx_t) error {
 	return unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, st)
 }
 
+func (kernel) fchmod(fd int, mode uint32) error      { return unix.Fchmod(fd, mode) }
 func (kernel) unlinkat(dirfd int, name string) error { return unix.Unlinkat(dirfd, name, 0) }
 func (kernel) fallocate(fd int, size int64) error    { return unix.Fallocate(fd, 0, 0, size) }
 func (kernel) ftruncate(fd int, size int64) error    { return unix.Ftruncate(fd, size) }
