@@ -104,7 +104,7 @@ func beChild(args []string) error {
 		wait()
 	case "sweep-bare":
 		if _, err := os.Stat("/proc/" + args[2]); !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("process %s is not hidden: %v", args[2], err)
+			return fmt.Errorf("process %s is not hidden: %w", args[2], err)
 		}
 		r, err := SweepBare(args[1], nil, false)
 		fmt.Printf("%+v\n", r)
