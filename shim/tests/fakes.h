@@ -27,7 +27,7 @@ struct fake_engine {
 	_Atomic int starts, mallocs, frees, pauses, resumes, requests, reads, statuses, safe_points, shutdowns;
 	_Atomic int idle; /* idle sections open */
 	_Atomic int waiting; /* calls that began to wait (FAKE_WAITS) */
-	int blocked_alarm, blocked_xfsz, blocked_term, cancel_disabled; /* what held in the last pause */
+	_Atomic int blocked_alarm, blocked_xfsz, blocked_term, cancel_disabled; /* what held in the last pause */
 	_Atomic bool go_on;
 
 	/* What start was given; strings copied, "" for null. */
