@@ -93,8 +93,8 @@ func launchFlags(f *pflag.FlagSet, o *launch.Options) {
 
 	f.Var(&value{text: o.Target, kind: "cpu|disk", parse: into(&o.Target, word(launch.TargetCPU, launch.TargetDisk))},
 		"offload-train-target", "where paused memory goes: host memory, or files in the disk directory")
-	f.Var(&value{kind: "DIR", parse: into(&o.DiskDirs, launch.ParseDirs), once: "given twice: name one directory"},
-		diskDirFlag, "directory on a local disk, used with the disk target; it is made if it is missing, what it is in must be there (default $SCRATCH/miles_train_offload_<uid>, with /scratch where SCRATCH is unset)")
+	f.Var(&value{kind: "DIR", parse: into(&o.DiskDirs, launch.ParseDirs), once: "given twice: name several as DIR,DIR"},
+		diskDirFlag, "directory on a local disk, used with the disk target, or several as DIR,DIR, which the ranks of the node take in turn; it is made if it is missing, what it is in must be there (default $SCRATCH/miles_train_offload_<uid>, with /scratch where SCRATCH is unset)")
 	f.Var(&value{text: strconv.Itoa(o.ChunkMB), kind: "MIB", parse: into(&o.ChunkMB, launch.ParseChunkMB)},
 		chunkFlag, "upper limit of the host memory through which a rank's bytes go to disk: at most this much of it is pinned")
 	f.Var(&value{kind: "BYTES", parse: into(&o.MarginBytes, launch.ParseMargin)},

@@ -3,6 +3,7 @@ package launch
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -15,16 +16,16 @@ import (
 // claims are the rank directories of a run, held from before its ranks start until they have
 // ended and their files are gone.
 type claims struct {
-	base  string
+	bases []string // disk directories
 	list  []*rankdir.Claim
 	grace time.Duration
 	say   func(string)
 }
 
-// claimAll sweeps the disk directory and claims the directories of all ranks, or none. A job
+// claimAll sweeps the disk directories and claims the directories of all ranks, or none. A job
 // name that was only a default gets a new ending when another run has the same ranks.
-func claimAll(base string, ranks []Rank, jobGiven bool, grace time.Duration, say func(string)) (*claims, error) {
-	c := &claims{base: base, grace: grace, say: say}
+func claimAll(bases []string, ranks []Rank, jobGiven bool, grace time.Duration, say func(string)) (*claims, error) {
+	c := &claims{bases: bases, grace: grace, say: say}
 	c.sweep()
 	err := c.claim(ranks)
 	if errors.Is(err, rankdir.ErrInUse) && !jobGiven {
@@ -51,7 +52,7 @@ func claimAll(base string, ranks []Rank, jobGiven bool, grace time.Duration, say
 func (c *claims) claim(ranks []Rank) error {
 	for i := range ranks {
 		r := &ranks[i]
-		claim, err := rankdir.NewClaim(c.base, r.identity(), rankdir.ClaimOptions{Reclaimed: c.tell})
+		claim, err := rankdir.NewClaim(BaseOf(c.bases, *r), r.identity(), rankdir.ClaimOptions{Reclaimed: c.tell})
 		if err != nil {
 			c.reclaim()
 			c.list = nil
@@ -63,10 +64,16 @@ func (c *claims) claim(ranks []Rank) error {
 	return nil
 }
 
-// sweep removes what dead runs left in the disk directory. Its problems are no reason not to
+// sweep removes what dead runs left in the disk directories. Its problems are no reason not to
 // run.
 func (c *claims) sweep() {
-	reports, err := rankdir.Sweep(c.base, false)
+	for _, base := range c.bases {
+		c.sweepOne(base)
+	}
+}
+
+func (c *claims) sweepOne(base string) {
+	reports, err := rankdir.Sweep(base, false)
 	for _, r := range reports {
 		if r.State == rankdir.Reclaimed {
 			c.tell(r)
@@ -98,6 +105,7 @@ func (c *claims) reclaim() {
 // directory is ended first: the rank is over, and its files go with it.
 func (c *claims) reclaimOne(claim *rankdir.Claim) {
 	deadline := time.Now().Add(c.grace)
+	base := filepath.Dir(filepath.Dir(claim.LeasePath()))
 	for {
 		report, err := claim.Reclaim()
 		switch {
@@ -105,10 +113,10 @@ func (c *claims) reclaimOne(claim *rankdir.Claim) {
 			if endHolder(report.HeldBy, claim, time.Until(deadline)) {
 				continue
 			}
-			c.say(fmt.Sprintf("%s is still in use (%s); once that has ended, run: ebb gc --disk-dir %s", report.Dir, holderName(report.HeldBy), c.base))
+			c.say(fmt.Sprintf("%s is still in use (%s); once that has ended, run: ebb gc --disk-dir %s", report.Dir, holderName(report.HeldBy), base))
 			claim.Close()
 		case err != nil:
-			c.say(fmt.Sprintf("%s; when the cause is mended, run: ebb gc --disk-dir %s", oneLine(err), c.base))
+			c.say(fmt.Sprintf("%s; when the cause is mended, run: ebb gc --disk-dir %s", oneLine(err), base))
 			claim.Close()
 		case report.State == rankdir.KeptForeign:
 			c.say(fmt.Sprintf("%s stays: %s (%s)", report.Dir, report.Why, strings.Join(report.Left, " ")))

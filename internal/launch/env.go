@@ -67,10 +67,11 @@ func EnvSettings(req EnvRequest) ([]Setting, error) {
 		return nil, err
 	}
 	if req.Disk() {
-		base, err := req.DiskDir(getenv, os.Getuid())
+		bases, err := req.DiskBases(getenv, os.Getuid())
 		if err != nil {
 			return nil, err
 		}
+		base := BaseOf(bases, r)
 		warning, err := CheckDirectory(base, req.AllowRAM)
 		if err != nil {
 			warning = err.Error()

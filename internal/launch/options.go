@@ -86,9 +86,6 @@ func (o Options) Validate(localRanks int, memory uint64) error {
 	if !o.Disk() {
 		return nil
 	}
-	if len(o.DiskDirs) > 1 {
-		return Usagef("--offload-train-disk-dir names %d directories: striping over several is not supported; name one", len(o.DiskDirs))
-	}
 	chunk := uint64(o.ChunkMB) << 20
 	if need := chunk * uint64(max(localRanks, 1)); memory > 0 && need > memory {
 		return Usagef("--offload-train-disk-chunk-mb %d: %s would pin %s of the %s of memory here; choose a smaller chunk",
@@ -97,17 +94,30 @@ func (o Options) Validate(localRanks int, memory uint64) error {
 	return nil
 }
 
-// DiskDir is the disk directory, absolute and clean.
-func (o Options) DiskDir(getenv func(string) string, uid int) (string, error) {
+// DiskBases are the disk directories, absolute and clean.
+func (o Options) DiskBases(getenv func(string) string, uid int) ([]string, error) {
 	if len(o.DiskDirs) == 0 {
-		return DefaultDiskDir(getenv, uid)
+		dir, err := DefaultDiskDir(getenv, uid)
+		return []string{dir}, err
 	}
-	dir := o.DiskDirs[0]
-	abs, err := filepath.Abs(dir)
-	if err != nil {
-		return "", Usagef("--offload-train-disk-dir %s: %w; name an absolute path", dir, err)
+	var bases []string
+	for _, dir := range o.DiskDirs {
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return nil, Usagef("--offload-train-disk-dir %s: %w; name an absolute path", dir, err)
+		}
+		bases = append(bases, abs)
 	}
-	return abs, nil
+	return bases, nil
+}
+
+// BaseOf is the disk directory of a rank: the ranks of a node take the directories in turn.
+func BaseOf(bases []string, r Rank) string {
+	n := r.LocalRank
+	if n < 0 {
+		n = max(r.Rank, 0)
+	}
+	return bases[n%len(bases)]
 }
 
 // DefaultDiskDir is $SCRATCH/miles_train_offload_<uid>, with /scratch where SCRATCH is unset.

@@ -53,8 +53,25 @@ func TestDefaultDiskDirIsBelowSCRATCH(t *testing.T) {
 			t.Errorf("SCRATCH=%q: %q, %v; want %q", c.scratch, got, err, c.want)
 		}
 	}
-	_, err := NewOptions().DiskDir(Lookup([]string{"SCRATCH=scratch"}), 7)
+	_, err := NewOptions().DiskBases(Lookup([]string{"SCRATCH=scratch"}), 7)
 	refusal(t, err, "SCRATCH=scratch", "not an absolute path", "--offload-train-disk-dir")
+}
+
+func TestTheRanksOfANodeTakeTheDirectoriesInTurn(t *testing.T) {
+	o := NewOptions()
+	o.DiskDirs = []string{"/a", "/b/../c"}
+	bases, err := o.DiskBases(Lookup(nil), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		rank, local int
+		want        string
+	}{{0, 0, "/a"}, {9, 1, "/c"}, {4, 2, "/a"}, {3, -1, "/c"}, {-1, -1, "/a"}} {
+		if got := BaseOf(bases, Rank{Rank: c.rank, LocalRank: c.local}); got != c.want {
+			t.Errorf("rank %d, local rank %d: %s, want %s", c.rank, c.local, got, c.want)
+		}
+	}
 }
 
 func TestOptionsThatMakeNoSenseTogether(t *testing.T) {
@@ -65,10 +82,6 @@ func TestOptionsThatMakeNoSenseTogether(t *testing.T) {
 	without := disk
 	without.Offload = false
 	refusal(t, without.Validate(1, memory), "--offload-train-target disk", "--offload-train")
-
-	several := disk
-	several.DiskDirs = []string{"/a", "/b"}
-	refusal(t, several.Validate(1, memory), "--offload-train-disk-dir", "2 directories")
 
 	large := disk
 	large.ChunkMB = 8<<10 + 1

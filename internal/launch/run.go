@@ -45,11 +45,13 @@ func Run(req Request) (out Outcome, err error) {
 	if err := libs.Check(req.Options); err != nil {
 		return out, err
 	}
-	var base string
+	var bases []string
 	if req.Disk() {
-		if base, err = req.DiskDir(getenv, os.Getuid()); err != nil {
+		if bases, err = req.DiskBases(getenv, os.Getuid()); err != nil {
 			return out, err
 		}
+	}
+	for _, base := range bases {
 		warning, err := CheckDirectory(base, req.AllowRAM)
 		if err != nil {
 			return out, err
@@ -70,10 +72,12 @@ func Run(req Request) (out Outcome, err error) {
 		return out, err
 	}
 	if req.Disk() {
-		if err := MakeDirectory(base); err != nil {
-			return out, err
+		for _, base := range bases {
+			if err := MakeDirectory(base); err != nil {
+				return out, err
+			}
 		}
-		claims, err := claimAll(base, ranks, req.Job != "", req.Grace, req.Say)
+		claims, err := claimAll(bases, ranks, req.Job != "", req.Grace, req.Say)
 		if err != nil {
 			return out, err
 		}
