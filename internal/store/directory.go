@@ -95,32 +95,54 @@ func refusesDirect(err error) bool {
 
 // enter returns the directory at path, made if it is missing. The caller calls leave.
 func (s *Files) enter(path string) (*directory, error) {
+	d, fresh, err := s.find(path)
+	if fresh {
+		s.warnOfMemory(d)
+	}
+	return d, err
+}
+
+// find is enter, and tells whether the directory was not in use before.
+func (s *Files) find(path string) (d *directory, fresh bool, err error) {
 	s.dirMu.Lock()
 	defer s.dirMu.Unlock()
 	fd, err := s.openDir(path)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	var st unix.Stat_t
 	if err := retry(func() error { return s.sys.fstat(fd, &st) }); err != nil {
 		_ = s.sys.close(fd)
-		return nil, fmt.Errorf("%w: look at directory %s: %w", ErrIO, path, err)
+		return nil, false, fmt.Errorf("%w: look at directory %s: %w", ErrIO, path, err)
 	}
 	if d := s.dirs[path]; d != nil && d.dev == st.Dev && d.ino == st.Ino {
 		_ = s.sys.close(fd)
 		d.refs++
-		return d, nil
+		return d, false, nil
 	}
 	// Not seen yet, or removed and made again since. The former one lives on as long as a
 	// backing refers to it.
-	d := &directory{path: path, fd: fd, dev: st.Dev, ino: st.Ino, refs: 1}
+	d = &directory{path: path, fd: fd, dev: st.Dev, ino: st.Ino, refs: 1}
 	d.refused = func(call string, err error) {
 		s.buffered.Store(true)
 		s.warn(path, "direct", "%s: no direct I/O here (%s with O_DIRECT: %v); going on through the page cache, emptying it as it goes", path, call, err)
 	}
 	s.dirs[path] = d
-	return d, nil
+	return d, true, nil
 }
+
+// warnOfMemory says when files in a directory are host memory themselves.
+func (s *Files) warnOfMemory(d *directory) {
+	var st unix.Statfs_t
+	if err := retry(func() error { return s.sys.fstatfs(d.fd, &st) }); err != nil {
+		return // only the warning is lost
+	}
+	if name := memoryFileSystems[st.Type]; name != "" {
+		s.warn(d.path, "memory", "%s is on %s, which is host memory: backups there save none; name a directory on a disk", d.path, name)
+	}
+}
+
+var memoryFileSystems = map[int64]string{unix.TMPFS_MAGIC: "tmpfs", unix.RAMFS_MAGIC: "ramfs"}
 
 // leave gives back one reference.
 func (s *Files) leave(d *directory) {

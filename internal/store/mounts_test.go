@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -209,4 +210,33 @@ func entries(t *testing.T, dir string) (names []string) {
 		}
 	}
 	return names
+}
+
+func TestADirectoryInMemoryIsSaidOnce(t *testing.T) {
+	dir := mount(t, "-t", "tmpfs", "-o", "size=8m", "tmpfs")
+	var said []string
+	s := store.NewFiles(store.FilesOptions{
+		BlockBytes: 4096, Dir: func() string { return dir },
+		Name: func(seq uint64) string { return fmt.Sprintf("file-%d", seq) },
+		Warn: func(line string) {
+			if strings.Contains(line, "tmpfs") {
+				said = append(said, line)
+			}
+		},
+	})
+	for id := range uint64(2) {
+		b, err := s.Open(id, 4096)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Reserve(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(said) != 1 || !strings.Contains(said[0], dir) || !strings.Contains(said[0], "host memory") {
+		t.Errorf("said: %q", said)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
 }

@@ -89,19 +89,21 @@ def pluggable_allocator():
 
 
 def work_on_other_streams():
-    size = 64 * MiB
+    # Nobody waits for the work: PyTorch's streams do not wait for the legacy stream, nor it for them.
+    size, rounds = 2 * MiB, 1000
     address = managed(size)
     x = view(address, size, torch.int64)
     x.fill_(1)
     torch.cuda.synchronize()
-    for done in range(1, 4):
-        # PyTorch's own streams do not wait for the legacy stream, and nobody waits for this one.
-        with torch.cuda.stream(torch.cuda.Stream()):
-            torch.cuda._sleep(500_000_000)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    for done in range(1, rounds + 1):
+        with torch.cuda.stream(streams[done % len(streams)]):
+            torch.cuda._sleep(500_000_000 if done % 250 == 0 else 2_000_000)
             x.add_(1)
         cycle()
         assert bool((x == 1 + done).all()), f"round {done}: {x.unique().tolist()}"
     free(address)
+    return f"{rounds} rounds"
 
 
 def graph_replays():
