@@ -40,9 +40,6 @@ func (b *backings) open(a *alloc.Allocation) (backing store.Backing, fresh bool,
 	return backing, fresh, nil
 }
 
-// has reports whether an allocation has a backing.
-func (b *backings) has(a *alloc.Allocation) bool { return b.find(a) != nil }
-
 // rest closes what the stores keep open during an operation.
 func (b *backings) rest() {
 	for _, s := range []store.Store{b.files, b.pinned, b.mmap} {
@@ -71,7 +68,7 @@ func (b *backings) get(a *alloc.Allocation) (backing store.Backing, fresh bool, 
 	return backing, true, nil
 }
 
-// find returns the backing of an allocation that was paused before.
+// find returns the allocation's backing, or nil.
 func (b *backings) find(a *alloc.Allocation) store.Backing {
 	b.mu.Lock()
 	defer b.mu.Unlock()

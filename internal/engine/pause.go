@@ -119,7 +119,7 @@ func (e *Engine) save(set []*alloc.Allocation, captureActive bool) (p plan.Plan,
 func (e *Engine) openBackings(set []*alloc.Allocation) (held []store.Backing, fresh []*alloc.Allocation, err error) {
 	need := map[alloc.Backup]uint64{} // bytes of the allocations without a backing
 	for _, a := range set {
-		if !e.backings.has(a) {
+		if e.backings.find(a) == nil {
 			need[a.Backup] += a.Size
 		}
 	}

@@ -301,32 +301,23 @@ func (s *Files) withFile(f *diskFile, n int64, op func(fd int, direct bool) erro
 	}
 }
 
-// writeAll writes all of p at off. The system may take less than asked for; nothing at all, or
-// less than direct I/O can go on from, is an error.
+// writeAll writes all of p at off.
 func writeAll(sys system, fd int, p []byte, off int64, direct bool) error {
-	for len(p) > 0 {
-		n, err := sys.pwrite(fd, p, off)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if direct {
-			n -= n % ioAlign
-		}
-		if n <= 0 {
-			return io.ErrShortWrite
-		}
-		p, off = p[n:], off+int64(n)
-	}
-	return nil
+	write := func(p []byte, off int64) (int, error) { return sys.pwrite(fd, p, off) }
+	return moveAll(write, p, off, direct, io.ErrShortWrite)
 }
 
-// readAll fills p from off, with the same rules; the end of the file within p is an error.
+// readAll fills p from off; the end of the file within p is an error.
 func readAll(sys system, fd int, p []byte, off int64, direct bool) error {
+	read := func(p []byte, off int64) (int, error) { return sys.pread(fd, p, off) }
+	return moveAll(read, p, off, direct, io.ErrUnexpectedEOF)
+}
+
+// moveAll repeats a transfer until all of p is moved. The system may take less than asked for;
+// nothing at all, or less than direct I/O can go on from, is the error none.
+func moveAll(call func([]byte, int64) (int, error), p []byte, off int64, direct bool, none error) error {
 	for len(p) > 0 {
-		n, err := sys.pread(fd, p, off)
+		n, err := call(p, off)
 		if err == unix.EINTR {
 			continue
 		}
@@ -337,7 +328,7 @@ func readAll(sys system, fd int, p []byte, off int64, direct bool) error {
 			n -= n % ioAlign
 		}
 		if n <= 0 {
-			return io.ErrUnexpectedEOF
+			return none
 		}
 		p, off = p[n:], off+int64(n)
 	}
