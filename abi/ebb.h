@@ -47,12 +47,13 @@ typedef enum ebb_code {
 	EBB_ERR_HOST_MEMORY = 10,  /* not enough host memory */
 	EBB_ERR_NO_SPACE = 11,     /* not enough room in the disk directory (space, inodes, quota) */
 	EBB_ERR_IO = 12,           /* reading or writing a backup file failed */
-	EBB_ERR_CORRUPT = 13,      /* a backup file is gone, replaced or cut; bytes are not compared yet */
+	EBB_ERR_CORRUPT = 13,      /* a backup is gone, replaced, cut, or holds other bytes than were saved */
 	EBB_ERR_PARTIAL = 14,      /* paused in part: some allocations stayed active */
 	EBB_ERR_NOT_LOADED = 15,   /* the engine library could not be loaded */
 	EBB_ERR_INTERNAL = 16,     /* a defect in ebb */
 	EBB_ERR_UNMANAGED = 17,    /* nothing is managed, and the process holds other device memory */
-	EBB_ERR_TIMEOUT = 18       /* a deadline passed */
+	EBB_ERR_TIMEOUT = 18,      /* a deadline passed */
+	EBB_ERR_WRITTEN = 19       /* the memory was written to while it was being paused */
 } ebb_code;
 
 /* Where the bytes of an allocation go while it is paused. */
@@ -71,7 +72,18 @@ typedef struct ebb_result {
 	uint64_t host_bytes;     /* bytes copied to or from host memory */
 	uint64_t disk_bytes;     /* bytes written to or read from files, padding included */
 	uint64_t nanoseconds;    /* wall time of the call */
+	uint64_t skipped_zero_bytes;   /* not moved: all zero */
+	uint64_t skipped_same_bytes;   /* not moved: the backup held the same bytes already */
+	uint64_t skipped_unused_bytes; /* not moved: unused (ebb_pause_except), content undefined after resume */
+	uint64_t kept_bytes;           /* logical bytes left on the device, because others use the memory */
+	uint64_t check_nanoseconds;    /* of nanoseconds: waiting for fingerprints */
 } ebb_result;
+
+/* Device memory [ptr, ptr + bytes). */
+typedef struct ebb_range {
+	const void *ptr;
+	size_t bytes;
+} ebb_range;
 
 /* ---- ebb's own functions ------------------------------------------------------------- */
 
@@ -95,11 +107,21 @@ size_t ebb_last_error_json(char *buf, size_t cap);
  * What is already paused stays as it is; nothing to do is EBB_OK. But where no memory is managed
  * and the process holds other device memory, a pause of all is EBB_ERR_UNMANAGED.
  * The caller must not touch the memory from any stream or thread during the call or until a
- * resume. Work submitted earlier is waited for, through the devices' primary contexts (the
+ * resume; what is written during the call is found (EBB_ERR_WRITTEN) where the driver loads ebb's
+ * kernels. Work submitted earlier is waited for, through the devices' primary contexts (the
  * runtime's) and the calling thread's current one. On any error but EBB_ERR_PARTIAL nothing was
  * unmapped and the actor can go on. result may be null.
  */
 int ebb_pause(const char *const *tags, size_t ntags, ebb_result *result);
+
+/*
+ * ebb_pause, and the bytes of the unused ranges need not be kept: where whole blocks of memory lie
+ * in them, the content is undefined after the resume. Ranges may overlap, and may reach outside of
+ * managed memory. A block that is written to during the call is kept all the same. nunused 0:
+ * ebb_pause.
+ */
+int ebb_pause_except(const char *const *tags, size_t ntags, const ebb_range *unused, size_t nunused,
+		     ebb_result *result);
 
 /*
  * Brings the memory back to its addresses with its bytes. timeout_s: how long to wait for
