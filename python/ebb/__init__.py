@@ -43,6 +43,7 @@ from ._errors import (
     Unmanaged,
     UnsafeConfiguration,
     WrongState,
+    WrittenDuringPause,
 )
 from ._memory import idle, pause, paused, read, read_into, request_pause, resume, safe_point, status, version
 from ._region import disable, region
@@ -71,6 +72,7 @@ __all__ = [
     "Unmanaged",
     "UnsafeConfiguration",
     "WrongState",
+    "WrittenDuringPause",
     "__version__",
     "disable",
     "idle",

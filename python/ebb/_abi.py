@@ -33,6 +33,16 @@ class Result(NamedTuple):
     """Written to or read from files, padding included."""
     seconds: float = 0.0
     """Wall time of the call."""
+    skipped_zero_bytes: int = 0
+    """Not moved: all zero."""
+    skipped_same_bytes: int = 0
+    """Not moved: the backup held the same bytes already."""
+    skipped_unused_bytes: int = 0
+    """Not moved: said to be unused."""
+    kept_bytes: int = 0
+    """Logical bytes left on the device, because others use the memory."""
+    check_seconds: float = 0.0
+    """Of the time: waiting for fingerprints."""
 
 
 class ResultStruct(ctypes.Structure):
@@ -46,6 +56,11 @@ class ResultStruct(ctypes.Structure):
         ("host_bytes", ctypes.c_uint64),
         ("disk_bytes", ctypes.c_uint64),
         ("nanoseconds", ctypes.c_uint64),
+        ("skipped_zero_bytes", ctypes.c_uint64),
+        ("skipped_same_bytes", ctypes.c_uint64),
+        ("skipped_unused_bytes", ctypes.c_uint64),
+        ("kept_bytes", ctypes.c_uint64),
+        ("check_nanoseconds", ctypes.c_uint64),
     ]
 
     def __init__(self) -> None:
@@ -53,7 +68,9 @@ class ResultStruct(ctypes.Structure):
 
     def plain(self) -> Result:
         return Result(
-            self.allocations, self.bytes, self.device_bytes, self.host_bytes, self.disk_bytes, self.nanoseconds / 1e9
+            self.allocations, self.bytes, self.device_bytes, self.host_bytes, self.disk_bytes, self.nanoseconds / 1e9,
+            self.skipped_zero_bytes, self.skipped_same_bytes, self.skipped_unused_bytes, self.kept_bytes,
+            self.check_nanoseconds / 1e9,
         )
 
 

@@ -187,6 +187,13 @@ class Timeout(Error, TimeoutError):
     code = 18
 
 
+class WrittenDuringPause(Error):
+    """The memory was written to while it was being paused; nothing was paused. Let the work that
+    writes finish first."""
+
+    code = 19
+
+
 class UnsafeConfiguration(Error):
     """A setting of this process would make a pause free nothing, or lose memory. Raised by
     `import ebb`."""
@@ -213,6 +220,7 @@ CLASSES: Dict[int, Type[Error]] = {
         InternalError,
         Unmanaged,
         Timeout,
+        WrittenDuringPause,
     )
 }
 
