@@ -84,7 +84,7 @@ func (b *backings) release(a *alloc.Allocation) error {
 	if backing == nil {
 		return nil
 	}
-	where := backing.Where()
+	where := backing.Where(0)
 	if err := backing.Release(); err != nil && !errors.Is(err, store.ErrClosed) && !device.IsCode(err, device.CodeDeinitialized) {
 		return fmt.Errorf("release the backup of %v (%s): %w", a, where, err)
 	}

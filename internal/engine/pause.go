@@ -171,7 +171,7 @@ func (e *Engine) carry(p plan.Plan, set []*alloc.Allocation, held []store.Backin
 		return err
 	}
 	for i, b := range held {
-		if b != nil && b.Memory() == nil {
+		if b != nil && b.Memory(0) == nil {
 			if err := e.ensureStaging(set[i].Device); err != nil {
 				return err
 			}

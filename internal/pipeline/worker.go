@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/store"
 )
 
 // ErrPanic marks a defect of ebb that a worker caught.
@@ -70,10 +71,10 @@ func (w *worker) finishCopyOut(b *inflight) error {
 		return b.failed("copy to the host", err)
 	}
 	if b.direct {
-		b.move.Backing.MarkStored(b.move.Offset)
+		b.move.Backing.Mark(b.move.Offset, store.Block{State: store.Stored})
 		return nil
 	}
-	if err := b.move.Backing.WriteBlock(b.move.Offset, b.host); err != nil {
+	if err := b.move.Backing.WriteBlock(b.move.Offset, b.host, store.Block{State: store.Stored}); err != nil {
 		return b.failed("save", err)
 	}
 	return nil
@@ -135,8 +136,8 @@ func (w *worker) take(q *queue, slot int) (*inflight, error) {
 		return nil, err
 	}
 	b := &inflight{move: m, stream: streams[slot]}
-	if all := m.Backing.Memory(); all != nil {
-		b.host, b.direct = all[m.Offset:m.Offset+m.Length], true
+	if memory := m.Backing.Memory(m.Offset); memory != nil {
+		b.host, b.direct = memory, true
 	} else {
 		b.host = w.staging[slot][:m.Length]
 	}

@@ -3,7 +3,6 @@ package store_test
 import (
 	"fmt"
 	"os"
-	"strings"
 	"testing"
 
 	"github.com/ebb-offload/ebb/internal/store"
@@ -30,7 +29,7 @@ func TestFilesIsAStore(t *testing.T) {
 			return store.NewFiles(store.FilesOptions{BlockBytes: storetest.Block, Name: name, MaxOpen: 2, Dir: func() string { return dir }})
 		},
 		Lose: func(t testing.TB, b store.Backing) {
-			if err := os.Remove(strings.TrimPrefix(b.Where(), "file ")); err != nil {
+			if err := os.Remove(storetest.File(b, 0)); err != nil {
 				t.Fatal(err)
 			}
 		},

@@ -54,7 +54,7 @@ func oneStored(t *testing.T) (*Files, Backing, string, []byte) {
 	if err := b.Reserve(); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.WriteBlock(0, p); err != nil {
+	if err := b.WriteBlock(0, p, Block{State: Stored}); err != nil {
 		t.Fatal(err)
 	}
 	return s, b, dir, p
@@ -113,7 +113,7 @@ func TestADescriptorThatBecameTheProgramsIsLeftAlone(t *testing.T) {
 	if err := b.ReadBlock(0, p); err != nil || !bytes.Equal(p, want) {
 		t.Fatalf("read: %v", err)
 	}
-	if err := b.WriteBlock(0, p); err != nil {
+	if err := b.WriteBlock(0, p, Block{State: Stored}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {

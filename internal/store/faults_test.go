@@ -193,6 +193,12 @@ func (s *faulty) fsync(fd int) error {
 
 const testBlock = 8192
 
+// fileOf is the path of the file that holds a backing's first block.
+func fileOf(b Backing) string {
+	path, _, _ := strings.Cut(strings.TrimPrefix(b.Where(0), "file "), " (offset ")
+	return path
+}
+
 // world is a store with two backings, and what may be read from them.
 type world struct {
 	sys      *faulty
@@ -260,7 +266,7 @@ func (w *world) cycle(t *testing.T, fill byte) error {
 			p[k] = fill + byte(off/testBlock)
 		}
 		delete(w.good[i], off)
-		if err := b.WriteBlock(off, p[:n]); err != nil {
+		if err := b.WriteBlock(off, p[:n], Block{State: Stored}); err != nil {
 			return err
 		}
 		w.good[i][off] = fill + byte(off/testBlock)
@@ -469,10 +475,10 @@ func TestErrorsSayWhatFailed(t *testing.T) {
 		t.Fatal(err)
 	}
 	b, p := w.backings[0], pages(t, testBlock)
-	path := strings.TrimPrefix(b.Where(), "file ")
+	path := fileOf(b)
 
 	w.sys.setFault(failCall("pwrite", unix.EIO))
-	err := b.WriteBlock(testBlock, p)
+	err := b.WriteBlock(testBlock, p, Block{State: Stored})
 	want := fmt.Sprintf("write block at offset %d of %s: I/O error: input/output error", testBlock, path)
 	if !errors.Is(err, ErrIO) || !errors.Is(err, unix.EIO) || err.Error() != want {
 		t.Errorf("failed write:\n got %v\nwant %s", err, want)
@@ -487,7 +493,7 @@ func TestErrorsSayWhatFailed(t *testing.T) {
 
 	for _, errno := range []unix.Errno{unix.ENOSPC, unix.EDQUOT} {
 		w.sys.setFault(failCall("pwrite", errno))
-		err = b.WriteBlock(0, p)
+		err = b.WriteBlock(0, p, Block{State: Stored})
 		var space *NoSpaceError
 		if !errors.Is(err, ErrNoSpace) || !errors.Is(err, errno) || !errors.As(err, &space) || space.Dir != w.dir || space.Free == 0 {
 			t.Errorf("%v while writing: %v", errno, err)
@@ -551,7 +557,7 @@ func TestAFileCutShort(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := w.backings[0]
-	if err := os.Truncate(strings.TrimPrefix(b.Where(), "file "), testBlock); err != nil {
+	if err := os.Truncate(fileOf(b), testBlock); err != nil {
 		t.Fatal(err)
 	}
 	p := pages(t, testBlock)
@@ -716,7 +722,7 @@ func TestCloseDuringBlockCalls(t *testing.T) {
 		wg.Go(func() {
 			started <- struct{}{}
 			for {
-				if err := w.backings[g%2].WriteBlock(uint64(g/2)*testBlock, p); err != nil {
+				if err := w.backings[g%2].WriteBlock(uint64(g/2)*testBlock, p, Block{State: Stored}); err != nil {
 					if !errors.Is(err, ErrClosed) && !errors.Is(err, errNoRoom) {
 						t.Error(err)
 					}

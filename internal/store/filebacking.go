@@ -99,17 +99,17 @@ func (b *fileBacking) clean() error {
 }
 
 // WriteBlock implements Backing.
-func (b *fileBacking) WriteBlock(off uint64, p []byte) error {
+func (b *fileBacking) WriteBlock(off uint64, p []byte, as Block) error {
 	f, padded, err := b.transfer(off, p)
 	if err == nil {
-		b.blocks.overwrite(off)
+		b.blocks.at(off).store(Block{})
 		clear(padded[len(p):])
 		err = b.store.write(f, padded, int64(off))
 	}
 	if err != nil {
 		return fmt.Errorf("write block at offset %d of %s: %w", off, b.name(), err)
 	}
-	b.blocks.written(off)
+	b.blocks.at(off).store(as)
 	return nil
 }
 
@@ -117,10 +117,13 @@ func (b *fileBacking) WriteBlock(off uint64, p []byte) error {
 func (b *fileBacking) ReadBlock(off uint64, p []byte) error {
 	f, padded, err := b.transfer(off, p)
 	if err == nil {
-		if b.blocks.isStored(off) {
+		switch b.blocks.at(off).load().State {
+		case Stored:
 			err = b.store.read(f, padded, int64(off))
-		} else {
+		case Absent:
 			err = ErrAbsent
+		case Zero, Dead:
+			clear(p)
 		}
 	}
 	if err != nil {
@@ -192,19 +195,28 @@ func (b *fileBacking) commit() error {
 // Invalidate implements Backing.
 func (b *fileBacking) Invalidate() { b.blocks.forget() }
 
+// Block implements Backing.
+func (b *fileBacking) Block(off uint64) Block { return b.blocks.at(off).load() }
+
+// Mark implements Backing. Old bytes stay in the file.
+func (b *fileBacking) Mark(off uint64, as Block) {
+	if as.State != Stored { // without Memory there is nothing that it could be true of
+		b.blocks.at(off).store(as)
+	}
+}
+
 // Memory implements Backing: there is none.
-func (b *fileBacking) Memory() []byte { return nil }
+func (b *fileBacking) Memory(uint64) []byte { return nil }
 
 // Pointer implements Backing.
 func (b *fileBacking) Pointer(uint64) (unsafe.Pointer, error) {
-	return nil, fmt.Errorf("%s: %w", b.Where(), ErrNoMemory)
+	return nil, fmt.Errorf("file %s: %w", b.name(), ErrNoMemory)
 }
 
-// MarkStored implements Backing. Without Memory there is nothing that it could be true of.
-func (b *fileBacking) MarkStored(uint64) {}
-
 // Where implements Backing.
-func (b *fileBacking) Where() string { return "file " + b.name() }
+func (b *fileBacking) Where(off uint64) string {
+	return fmt.Sprintf("file %s (offset %d)", b.name(), off)
+}
 
 func (b *fileBacking) name() string {
 	if f := b.file.Load(); f != nil {

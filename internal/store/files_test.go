@@ -47,7 +47,7 @@ func backing(t *testing.T, s store.Store, size uint64) store.Backing {
 	return b
 }
 
-func pathOf(b store.Backing) string { return strings.TrimPrefix(b.Where(), "file ") }
+func pathOf(b store.Backing) string { return storetest.File(b, 0) }
 
 func stat(t *testing.T, path string) (st unix.Stat_t) {
 	t.Helper()
@@ -118,7 +118,7 @@ func TestPaddingIsZero(t *testing.T) {
 	for i := range p {
 		p[i] = 0xee
 	}
-	if err := b.WriteBlock(0, p[:100]); err != nil {
+	if err := b.WriteBlock(0, p[:100], store.Block{State: store.Stored}); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(pathOf(b))
@@ -136,11 +136,11 @@ func TestUnalignedMemoryIsRefused(t *testing.T) {
 	s := files(t, store.FilesOptions{Dir: in(t.TempDir())})
 	b := backing(t, s, storetest.Block)
 	p := storetest.Buffer(t, 2*storetest.Block)
-	if err := b.WriteBlock(0, p[512:512+storetest.Block]); err == nil {
+	if err := b.WriteBlock(0, p[512:512+storetest.Block], store.Block{State: store.Stored}); err == nil {
 		t.Error("a buffer that begins within a page was taken")
 	}
 	small := backing(t, s, 100)
-	if err := small.WriteBlock(0, p[:100:4095]); err == nil {
+	if err := small.WriteBlock(0, p[:100:4095], store.Block{State: store.Stored}); err == nil {
 		t.Error("a buffer without padding was taken")
 	}
 	if s.Usage().Buffered {

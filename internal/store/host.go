@@ -121,16 +121,16 @@ func (b *hostBacking) Reserve() error {
 }
 
 // WriteBlock implements Backing.
-func (b *hostBacking) WriteBlock(off uint64, p []byte) error {
+func (b *hostBacking) WriteBlock(off uint64, p []byte, as Block) error {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	at, err := b.block(off, uint64(len(p)))
 	if err != nil {
 		return fmt.Errorf("write block at offset %d of %s: %w", off, b.name(), err)
 	}
-	b.blocks.overwrite(off)
+	b.blocks.at(off).store(Block{})
 	copy(at, p)
-	b.blocks.written(off)
+	b.blocks.at(off).store(as)
 	return nil
 }
 
@@ -139,13 +139,19 @@ func (b *hostBacking) ReadBlock(off uint64, p []byte) error {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	at, err := b.block(off, uint64(len(p)))
-	if err == nil && !b.blocks.isStored(off) {
-		err = ErrAbsent
+	if err == nil {
+		switch b.blocks.at(off).load().State {
+		case Stored:
+			copy(p, at)
+		case Absent:
+			err = ErrAbsent
+		case Zero, Dead:
+			clear(p)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("read block at offset %d of %s: %w", off, b.name(), err)
 	}
-	copy(p, at)
 	return nil
 }
 
@@ -179,14 +185,33 @@ func (b *hostBacking) Commit() error {
 // Invalidate implements Backing.
 func (b *hostBacking) Invalidate() { b.blocks.forget() }
 
+// Block implements Backing.
+func (b *hostBacking) Block(off uint64) Block { return b.blocks.at(off).load() }
+
+// Mark implements Backing.
+func (b *hostBacking) Mark(off uint64, as Block) {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	at, err := b.block(off, b.blocks.length(off))
+	if err != nil { // no room: the next Commit says so
+		return
+	}
+	entry := b.blocks.at(off)
+	if as.State == Zero && entry.load().State != Zero {
+		entry.store(Block{})
+		clear(at)
+	}
+	entry.store(as)
+}
+
 // Memory implements Backing.
-func (b *hostBacking) Memory() []byte {
+func (b *hostBacking) Memory(off uint64) []byte {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	if !b.store.options.Direct || b.region == nil || b.released {
 		return nil
 	}
-	return b.region[:b.blocks.size]
+	return b.region[off : off+b.blocks.length(off)]
 }
 
 // Pointer implements Backing.
@@ -205,11 +230,8 @@ func (b *hostBacking) Pointer(off uint64) (unsafe.Pointer, error) {
 	return unsafe.Pointer(&b.region[off]), nil
 }
 
-// MarkStored implements Backing.
-func (b *hostBacking) MarkStored(off uint64) { b.blocks.written(off) }
-
 // Where implements Backing.
-func (b *hostBacking) Where() string { return "host memory" }
+func (b *hostBacking) Where(uint64) string { return "host memory" }
 
 func (b *hostBacking) name() string { return fmt.Sprintf("host memory of allocation %d", b.id) }
 

@@ -27,7 +27,7 @@ func TestHostMemoryIsTakenOnceAndGivenBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b.Memory() != nil || len(asked) > 0 {
+	if b.Memory(0) != nil || len(asked) > 0 {
 		t.Error("memory is taken before Reserve")
 	}
 	for range 2 {
@@ -88,7 +88,7 @@ func TestHostMemoryNotFreed(t *testing.T) {
 	if err := s.Close(); !errors.Is(err, fail) || s.Usage().HostBytes != storetest.Block {
 		t.Errorf("close: %v, usage %+v", err, s.Usage())
 	}
-	if err := b.WriteBlock(0, storetest.Buffer(t, storetest.Block)); err == nil {
+	if err := b.WriteBlock(0, storetest.Buffer(t, storetest.Block), store.Block{State: store.Stored}); err == nil {
 		t.Error("a backing that is being released takes a block")
 	}
 	fail = nil

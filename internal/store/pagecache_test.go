@@ -2,7 +2,6 @@ package store
 
 import (
 	"os"
-	"strings"
 	"testing"
 	"unsafe"
 
@@ -56,11 +55,12 @@ func TestPageCacheStaysSmall(t *testing.T) {
 			if err := b.Reserve(); err != nil {
 				t.Fatal(err)
 			}
-			path, p := strings.TrimPrefix(b.Where(), "file "), pages(t, block)
+			path, p := fileOf(b), pages(t, block)
 			for i := range p {
 				p[i] = 1
 			}
-			for _, transfer := range []func(uint64, []byte) error{b.WriteBlock, b.ReadBlock} {
+			write := func(off uint64, p []byte) error { return b.WriteBlock(off, p, Block{State: Stored}) }
+			for _, transfer := range []func(uint64, []byte) error{write, b.ReadBlock} {
 				for off := uint64(0); off < size; off += block {
 					if err := transfer(off, p); err != nil {
 						t.Fatal(err)

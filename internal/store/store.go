@@ -1,9 +1,10 @@
 // Package store holds the bytes of paused allocations: in host memory (Host) or in files
 // (Files). Both implement Store; one conformance suite (storetest) runs on both.
 //
-// The block map is the truth about what a backing holds: per block absent or stored. An entry
-// is set to absent before its block is overwritten and to stored after the write returned, so
-// that a failed pause never leaves a claim on bytes that were not written.
+// The block map is the truth about what a backing holds: per block absent, zero, stored or dead,
+// and the fingerprint of its bytes where that is known. An entry is set to absent before its
+// block is overwritten and to the new state after the write returned, so that a failed pause
+// never leaves a claim on bytes that were not written.
 package store
 
 import (
@@ -41,28 +42,35 @@ type Backing interface {
 	// WriteBlock stores p as the block that begins at byte off of the allocation; off is a
 	// multiple of the store's block size. p is a whole block, or shorter for the last one.
 	// p begins at a multiple of 4096 in memory, and p[:cap(p)] reaches to the next one: the
-	// store may overwrite p[len(p):] with zeros and write it too.
-	WriteBlock(off uint64, p []byte) error
-	// ReadBlock fills p with the block at off, which must be stored (ErrAbsent). The same
-	// rule for p's capacity holds.
+	// store may overwrite p[len(p):] with zeros and write it too. The block's entry is absent
+	// until the write has returned, then b: Stored, with the fingerprint of p if that is known.
+	WriteBlock(off uint64, p []byte, b Block) error
+	// ReadBlock fills p with the block at off, which must not be absent (ErrAbsent): with what
+	// was written, or zeros. The same rule for p's capacity holds.
 	ReadBlock(off uint64, p []byte) error
-	// Commit is called after the last write: every block must be stored (ErrAbsent names the
-	// first that is not) and is on the device when it returns.
+	// Block is what is known of the block at off. Entries stay true from one pause to the next.
+	Block(off uint64) Block
+	// Mark sets the entry of the block at off without a write. Absent: before its Memory is
+	// written directly. Stored: after that; ignored for a block without Memory. Zero: the bytes
+	// are all zero, and so is the block's host memory afterwards, if it has any. Dead: the
+	// bytes are not needed, and are zero when read.
+	Mark(off uint64, b Block)
+	// Memory is the block at off as host memory that devices can copy to and from directly, or
+	// nil when it must go through WriteBlock and ReadBlock. A user that writes to it directly
+	// marks the block absent before, and stored after. Valid from Reserve to Release.
+	Memory(off uint64) []byte
+	// Commit is called after the last write: no block may be absent (ErrAbsent names the first
+	// that is), and all is on the device when it returns.
 	Commit() error
 	// Invalidate forgets all blocks and keeps the room.
 	Invalidate()
-	// Memory is the whole backing as host memory that devices can copy to and from directly,
-	// or nil when blocks must go through WriteBlock and ReadBlock. A user that writes to it
-	// directly calls MarkStored for each block written. Valid from Reserve to Release.
-	Memory() []byte
 	// Pointer is the address of byte off in host memory, whether or not devices can copy to
-	// it; ErrNoMemory when the backing has none now, ErrAbsent while not every block is
-	// stored. Valid until Release.
+	// it; ErrNoMemory when the backing has none now, ErrAbsent while a block is absent. What
+	// dead blocks show is undefined. Valid until Release.
 	Pointer(off uint64) (unsafe.Pointer, error)
-	// MarkStored sets a block of Memory to stored.
-	MarkStored(off uint64)
-	// Where names the backing for people: "file /x/ebb-….bak" or "host memory".
-	Where() string
+	// Where names for people the place of the block at off: "file /x/ebb-….bak (offset 4096)"
+	// or "host memory".
+	Where(off uint64) string
 	// Release gives back all room; other calls fail from then on. Idempotent. After an error
 	// it can be called again.
 	Release() error

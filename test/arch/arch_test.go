@@ -101,7 +101,7 @@ func TestPurePackagesKnowNoMechanism(t *testing.T) {
 		"internal/mem":     {},
 		"internal/alloc":   {"internal/mem"},
 		"internal/plan":    {"internal/mem"},
-		"internal/store":   {"internal/fd"},
+		"internal/store":   {"internal/fd", "internal/fingerprint"},
 		"internal/rankdir": {"internal/fd"},
 		"internal/device":  {"internal/mem"},
 	}

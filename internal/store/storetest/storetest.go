@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/ebb-offload/ebb/internal/fingerprint"
 	"github.com/ebb-offload/ebb/internal/store"
 )
 
@@ -40,6 +43,8 @@ func Run(t *testing.T, m Maker) {
 	t.Run("close", m.close)
 	t.Run("impossible sizes", m.sizes)
 	t.Run("memory", m.memory)
+	t.Run("what is known of a block", m.known)
+	t.Run("zero and dead blocks", m.marks)
 	t.Run("random calls", m.model)
 }
 
@@ -76,7 +81,7 @@ func Write(t testing.TB, b store.Backing, size, seed uint64) {
 	p := Buffer(t, Block)
 	for _, k := range Blocks(size) {
 		Fill(p[:k.Len], seed+k.Off)
-		if err := b.WriteBlock(k.Off, p[:k.Len]); err != nil {
+		if err := b.WriteBlock(k.Off, p[:k.Len], store.Block{State: store.Stored}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -93,9 +98,15 @@ func Check(t testing.TB, b store.Backing, size, seed uint64) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got[:k.Len], want[:k.Len]) {
-			t.Fatalf("block at %d of %s: other bytes than were written", k.Off, b.Where())
+			t.Fatalf("block at %d of %s: other bytes than were written", k.Off, b.Where(0))
 		}
 	}
+}
+
+// File is the path of the file that holds the block at off.
+func File(b store.Backing, off uint64) string {
+	path, _, _ := strings.Cut(strings.TrimPrefix(b.Where(off), "file "), " (offset ")
+	return path
 }
 
 // open returns a store and a backing with room.
@@ -146,7 +157,7 @@ func (m Maker) absent(t *testing.T) {
 	if err := b.ReadBlock(0, p); !errors.Is(err, store.ErrAbsent) {
 		t.Errorf("read of a new backing: %v, want ErrAbsent", err)
 	}
-	if err := b.WriteBlock(Block, p); err != nil {
+	if err := b.WriteBlock(Block, p, store.Block{State: store.Stored}); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.ReadBlock(0, p); !errors.Is(err, store.ErrAbsent) {
@@ -170,7 +181,7 @@ func (m Maker) parallel(t *testing.T) {
 					k := blocks[i]
 					Fill(want[:k.Len], k.Off+round)
 					copy(p, want[:k.Len])
-					if err := b.WriteBlock(k.Off, p[:k.Len]); err != nil {
+					if err := b.WriteBlock(k.Off, p[:k.Len], store.Block{State: store.Stored}); err != nil {
 						t.Error(err)
 						return
 					}
@@ -193,14 +204,14 @@ func (m Maker) overwrite(t *testing.T) {
 	const size = 2*Block + 5
 	s, b := m.open(t, size)
 	Write(t, b, size, 1)
-	before, where := s.Usage(), b.Where()
+	before, where := s.Usage(), b.Where(0)
 	Write(t, b, size, 2)
 	Check(t, b, size, 2)
 	if err := b.Commit(); err != nil {
 		t.Fatal(err)
 	}
-	if s.Usage() != before || b.Where() != where {
-		t.Errorf("first cycle: %+v in %s, second: %+v in %s", before, where, s.Usage(), b.Where())
+	if s.Usage() != before || b.Where(0) != where {
+		t.Errorf("first cycle: %+v in %s, second: %+v in %s", before, where, s.Usage(), b.Where(0))
 	}
 }
 
@@ -227,7 +238,7 @@ func (m Maker) commit(t *testing.T) {
 	_, b := m.open(t, size)
 	p := Buffer(t, Block)
 	for _, off := range []uint64{0, 2 * Block} {
-		if err := b.WriteBlock(off, p); err != nil {
+		if err := b.WriteBlock(off, p, store.Block{State: store.Stored}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -235,7 +246,7 @@ func (m Maker) commit(t *testing.T) {
 	if !errors.Is(err, store.ErrAbsent) || !bytes.Contains([]byte(err.Error()), []byte(fmt.Sprintf("offset %d", Block))) {
 		t.Errorf("commit without the middle block: %v, want ErrAbsent that names offset %d", err, Block)
 	}
-	if err := b.WriteBlock(Block, p); err != nil {
+	if err := b.WriteBlock(Block, p, store.Block{State: store.Stored}); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Commit(); err != nil {
@@ -251,7 +262,7 @@ func (m Maker) misuse(t *testing.T) {
 	for _, c := range []struct{ off, n uint64 }{
 		{1, Block}, {4096, Block}, {0, Block - 1}, {0, 0}, {Block, Block}, {Block, 99}, {Block, 101}, {2 * Block, 100}, {1 << 62, Block},
 	} {
-		if err := b.WriteBlock(c.off, p[:c.n]); err == nil {
+		if err := b.WriteBlock(c.off, p[:c.n], store.Block{State: store.Stored}); err == nil {
 			t.Errorf("a write of %d bytes at %d was taken", c.n, c.off)
 		}
 		if err := b.ReadBlock(c.off, p[:c.n]); err == nil {
@@ -264,7 +275,7 @@ func (m Maker) misuse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := other.WriteBlock(0, p[:Block]); err == nil {
+	if err := other.WriteBlock(0, p[:Block], store.Block{State: store.Stored}); err == nil {
 		t.Error("a write without Reserve was taken")
 	}
 	if err := other.ReadBlock(0, p[:Block]); err == nil {
@@ -302,10 +313,10 @@ func (m Maker) release(t *testing.T) {
 		t.Errorf("two backings take %+v, one %+v", both, u)
 	}
 	p := Buffer(t, Block)
-	if b.WriteBlock(0, p) == nil || b.ReadBlock(0, p) == nil || !errors.Is(b.Reserve(), store.ErrClosed) || !errors.Is(b.Commit(), store.ErrClosed) {
+	if b.WriteBlock(0, p, store.Block{State: store.Stored}) == nil || b.ReadBlock(0, p) == nil || !errors.Is(b.Reserve(), store.ErrClosed) || !errors.Is(b.Commit(), store.ErrClosed) {
 		t.Error("a released backing still works")
 	}
-	if b.Memory() != nil {
+	if b.Memory(0) != nil {
 		t.Error("a released backing still has memory")
 	}
 	Check(t, other, size, 2)
@@ -361,8 +372,8 @@ func (m Maker) memory(t *testing.T) {
 	}
 	Write(t, b, size, 1)
 	if at, err := b.Pointer(size - 1); err != nil {
-		if !errors.Is(err, store.ErrNoMemory) || b.Memory() != nil {
-			t.Errorf("no pointer (%v), but memory: %v", err, b.Memory() != nil)
+		if !errors.Is(err, store.ErrNoMemory) || b.Memory(0) != nil {
+			t.Errorf("no pointer (%v), but memory: %v", err, b.Memory(0) != nil)
 		}
 	} else {
 		want := Buffer(t, Block)
@@ -371,21 +382,84 @@ func (m Maker) memory(t *testing.T) {
 			t.Error("the pointer to the last byte does not show it")
 		}
 	}
-	all := b.Memory()
-	if all == nil {
+	at := b.Memory(Block)
+	if at == nil {
 		return
 	}
-	if len(all) != size {
-		t.Fatalf("memory of %d bytes for a backing of %d", len(all), size)
+	if len(at) != Block {
+		t.Fatalf("a block of %d bytes, not %d", len(at), Block)
+	}
+	b.Mark(Block, store.Block{})
+	Fill(at, 9)
+	if err := b.ReadBlock(Block, p); !errors.Is(err, store.ErrAbsent) {
+		t.Errorf("read before it is marked: %v, want ErrAbsent", err)
+	}
+	b.Mark(Block, store.Block{State: store.Stored})
+	if err := b.ReadBlock(Block, p); err != nil || !bytes.Equal(p, at) {
+		t.Errorf("read of a block marked stored: not the bytes in memory (error: %v)", err)
+	}
+}
+
+// known checks that a block's fingerprint is kept, and forgotten with the block.
+func (m Maker) known(t *testing.T) {
+	_, b := m.open(t, 2*Block)
+	p := Buffer(t, Block)
+	want := store.Block{State: store.Stored, Sum: fingerprint.Sum{1, 2}, Known: true}
+	if err := b.WriteBlock(0, p, want); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.WriteBlock(Block, p, store.Block{State: store.Stored}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Reserve(); err != nil { // the next pause
+		t.Fatal(err)
+	}
+	if got := b.Block(0); got != want {
+		t.Errorf("written with %+v, kept as %+v", want, got)
+	}
+	if got := b.Block(Block); got != (store.Block{State: store.Stored}) {
+		t.Errorf("written without a fingerprint, kept as %+v", got)
+	}
+	if err := b.WriteBlock(0, p, store.Block{State: store.Stored}); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.Block(0); got.Known {
+		t.Errorf("the fingerprint of overwritten bytes is kept: %+v", got)
 	}
 	b.Invalidate()
-	Fill(all[Block:2*Block], 9)
-	if err := b.ReadBlock(Block, p); !errors.Is(err, store.ErrAbsent) {
-		t.Errorf("read before MarkStored: %v, want ErrAbsent", err)
+	if got := b.Block(0); got != (store.Block{}) {
+		t.Errorf("after Invalidate: %+v", got)
 	}
-	b.MarkStored(Block)
-	if err := b.ReadBlock(Block, p); err != nil || !bytes.Equal(p, all[Block:2*Block]) {
-		t.Errorf("read after MarkStored: not the bytes in memory (error: %v)", err)
+}
+
+// marks checks blocks whose bytes are not written.
+func (m Maker) marks(t *testing.T) {
+	const size = 2*Block + 100
+	_, b := m.open(t, size)
+	Write(t, b, size, 1)
+	b.Mark(0, store.Block{State: store.Zero, Sum: fingerprint.Sum{3, 4}, Known: true})
+	b.Mark(2*Block, store.Block{State: store.Dead})
+	for _, k := range []struct{ off, n uint64 }{{0, Block}, {2 * Block, 100}} {
+		p := Buffer(t, int(k.n))
+		Fill(p, 5)
+		if err := b.ReadBlock(k.off, p); err != nil || !bytes.Equal(p, make([]byte, k.n)) {
+			t.Errorf("%v block at %d: not zeros (error: %v)", b.Block(k.off).State, k.off, err)
+		}
+	}
+	if got := b.Block(0); got.Sum != (fingerprint.Sum{3, 4}) || !got.Known {
+		t.Errorf("the zero block is kept as %+v", got)
+	}
+	if err := b.Commit(); err != nil {
+		t.Errorf("commit with zero and dead blocks: %v", err)
+	}
+	if at, err := b.Pointer(0); err == nil && !bytes.Equal(unsafe.Slice((*byte)(at), Block), make([]byte, Block)) {
+		t.Error("the host memory of a zero block is not zero")
+	}
+	Write(t, b, size, 2)
+	Check(t, b, size, 2)
+	b.Mark(0, store.Block{})
+	if err := b.Commit(); !errors.Is(err, store.ErrAbsent) {
+		t.Errorf("commit with a block marked absent: %v", err)
 	}
 }
 
@@ -452,7 +526,7 @@ func (m Maker) model(t *testing.T) {
 				off, n := block(rt, b)
 				seed++
 				Fill(p[:n], seed)
-				err := b.WriteBlock(off, p[:n])
+				err := b.WriteBlock(off, p[:n], store.Block{State: store.Stored})
 				if (err == nil) != b.reserved {
 					rt.Fatalf("reserved: %v, write: %v", b.reserved, err)
 				}

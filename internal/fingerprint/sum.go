@@ -1,0 +1,4 @@
+package fingerprint
+
+// Sum is the fingerprint of one block.
+type Sum [2]uint64
