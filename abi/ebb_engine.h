@@ -11,7 +11,7 @@
 
 #include "ebb.h"
 
-#define EBB_ENGINE_ABI 2u
+#define EBB_ENGINE_ABI 3u
 #define EBB_VERSION "0.1.0"
 
 /* Settings that the engine takes when it starts; strings are copied. */
@@ -33,6 +33,14 @@ typedef struct ebb_engine_region {
 	int32_t cpu_mmap; /* CPU backend: 0 pinned, 1 mmap */
 } ebb_engine_region;
 
+/* Device memory that passed the hooks unmanaged and is live now, of one class: "nccl", "managed", a
+ * library's name … */
+typedef struct ebb_engine_unmanaged {
+	const char *name;
+	uint64_t bytes;
+	uint64_t count;
+} ebb_engine_unmanaged;
+
 /* Settings of the process that pause and resume read anew each time. */
 typedef struct ebb_engine_settings {
 	const char *disk_dir;
@@ -40,6 +48,10 @@ typedef struct ebb_engine_settings {
 	int32_t capture_active; /* number of stream captures under way in the process */
 	int64_t unmanaged;      /* live device allocations that passed the hooks unmanaged */
 	double resume_wait_s;
+	const ebb_range *unused; /* ranges whose bytes a pause need not keep (ebb_pause_except) */
+	size_t nunused;
+	const ebb_engine_unmanaged *classes;
+	size_t nclasses;
 } ebb_engine_settings;
 
 /*
@@ -63,7 +75,8 @@ typedef int (*ebb_engine_pause_fn)(const char *const *tags, size_t ntags, const 
 typedef int (*ebb_engine_resume_fn)(const char *const *tags, size_t ntags, const ebb_engine_settings *settings,
 				    ebb_result *result);
 typedef int (*ebb_engine_backup_pointer_fn)(const void *gpu, uint64_t size, void **host);
-typedef int (*ebb_engine_status_fn)(char *buf, size_t cap, size_t *need);
+typedef int (*ebb_engine_status_fn)(char *buf, size_t cap, size_t *need, const ebb_engine_unmanaged *classes,
+				    size_t nclasses);
 typedef size_t (*ebb_engine_last_error_fn)(char *buf, size_t cap);
 /* The same error as the JSON object of ebb_last_error_json. */
 typedef size_t (*ebb_engine_last_error_json_fn)(char *buf, size_t cap);
@@ -73,6 +86,60 @@ typedef int (*ebb_engine_read_fn)(const void *gpu, size_t n, void *buf, int capt
 typedef int (*ebb_engine_idle_fn)(int begin);
 typedef int (*ebb_engine_request_pause_fn)(const char *const *tags, size_t ntags, double timeout_s,
 					   const ebb_engine_settings *settings, ebb_result *result);
+
+/*
+ * The driver's virtual memory calls, for memory that its owner maps itself (cuMemCreate). The
+ * owner gets a virtual handle: its top 16 bits are EBB_ENGINE_HANDLE, which no value of a driver
+ * has, and it means nothing to the driver. Real handles come and go with pause and resume.
+ *
+ * All take what the driver's call takes and mean the same in every state; a call on memory that is
+ * part of a pause or resume under way waits for its end. EBB_ERR_NOT_MANAGED: the call concerns no
+ * managed memory, and the caller passes it on to the driver, unchanged. After any other error *cu
+ * is the CUresult that the owner is to be given. cu is never null.
+ *
+ * While the memory is paused:
+ *   unmap                  the mapping is forgotten
+ *   map, set_access        recorded, and carried out by the resume
+ *   release                with no reference and no mapping left, memory and backup are gone
+ *   retain, properties, get_access   as ever
+ *   export, real           refused: CUDA_ERROR_ILLEGAL_STATE
+ * None waits for the device, as the driver's do not, so a stream capture does not matter.
+ */
+#define EBB_ENGINE_HANDLE 0xEBB0u
+#define EBB_ENGINE_IS_HANDLE(handle) ((uint64_t)(handle) >> 48 == EBB_ENGINE_HANDLE)
+
+/* prop: CUmemAllocationProp. EBB_ERR_NOT_MANAGED for memory that is no device's, and for tile
+ * pools. EBB_ERR_DEVICE_MEMORY, with CUDA_ERROR_OUT_OF_MEMORY, also where fewer than margin bytes
+ * would stay free on the device. *handle is written only with EBB_OK. */
+typedef int (*ebb_engine_vmm_create_fn)(uint64_t *handle, size_t size, const void *prop, uint64_t flags,
+					const ebb_engine_region *region, uint64_t margin, int *cu);
+typedef int (*ebb_engine_vmm_release_fn)(uint64_t handle, int *cu);
+/* For every cuMemMap, also of the driver's handles: an address where paused memory is mapped is
+ * refused as an occupied one is. */
+typedef int (*ebb_engine_vmm_map_fn)(uint64_t addr, size_t size, size_t offset, uint64_t handle, uint64_t flags,
+				     int *cu);
+/* A range over managed and other mappings is done here, as a whole. */
+typedef int (*ebb_engine_vmm_unmap_fn)(uint64_t addr, size_t size, int *cu);
+/* desc: CUmemAccessDesc[count]. A range over managed and other mappings is done here, as a whole. */
+typedef int (*ebb_engine_vmm_set_access_fn)(uint64_t addr, size_t size, const void *desc, size_t count, int *cu);
+/* location: CUmemLocation. */
+typedef int (*ebb_engine_vmm_get_access_fn)(uint64_t *flags, const void *location, uint64_t addr, int *cu);
+typedef int (*ebb_engine_vmm_retain_fn)(uint64_t *handle, uint64_t addr, int *cu);
+/* Before cuMemAddressFree: refused where paused memory is mapped in the range, as the driver
+ * refuses a range with mappings; else EBB_ERR_NOT_MANAGED, and the caller passes it on. */
+typedef int (*ebb_engine_vmm_address_free_fn)(uint64_t addr, size_t size, int *cu);
+/* From now on the memory is kept: a pause leaves it on the device, since others use it. */
+typedef int (*ebb_engine_vmm_export_fn)(void *shareable, uint64_t handle, int type, uint64_t flags, int *cu);
+/* prop: CUmemAllocationProp, as it was given to create. */
+typedef int (*ebb_engine_vmm_properties_fn)(void *prop, uint64_t handle, int *cu);
+/* The driver's handle, for calls that need it (binding to multicast). From now on the memory is
+ * kept; why is the word that status and log give for it ("multicast"). */
+typedef int (*ebb_engine_vmm_real_fn)(uint64_t *real, uint64_t handle, const char *why, int *cu);
+/* After cudaDeviceEnablePeerAccess and cuCtxEnablePeerAccess (on 1), or before their opposites
+ * (on 0): peer may use what ebb_engine_malloc has made and makes on device. Memory of create has
+ * the access lists of its owner. */
+typedef int (*ebb_engine_peer_access_fn)(int device, int peer, int on);
+
 /* At process exit: removes the process's backup files. Touches no device. Idempotent. */
 typedef void (*ebb_engine_shutdown_fn)(void);
 

@@ -151,7 +151,7 @@ EXPORT int ebb_status(char *buf, size_t cap, size_t *need)
 	enum engine_state state = engine_state();
 	if (state == ENGINE_READY) {
 		engine_enter();
-		return engine_leave(engine.status(buf, cap, need));
+		return engine_leave(engine.status(buf, cap, need, NULL, 0));
 	}
 	if (state != ENGINE_ABSENT)
 		return engine_refuse(state);

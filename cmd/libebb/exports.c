@@ -206,11 +206,11 @@ int ebb_engine_backup_pointer(const void *gpu, uint64_t size, void **host)
 	return ebbGoBackupPointer((uintptr_t)gpu, size, host);
 }
 
-int ebb_engine_status(char *buf, size_t cap, size_t *need)
+int ebb_engine_status(char *buf, size_t cap, size_t *need, const ebb_engine_unmanaged *classes, size_t nclasses)
 {
 	if (!buf && cap > 0)
 		return refuse("status: buf is null");
-	return ebbGoStatus(buf, cap, need);
+	return ebbGoStatus(buf, cap, need, (ebb_engine_unmanaged *)classes, nclasses);
 }
 
 void ebb_engine_shutdown(void)

@@ -157,9 +157,13 @@ func ebbGoBackupPointer(address C.uintptr_t, size C.uint64_t, host *unsafe.Point
 }
 
 //export ebbGoStatus
-func ebbGoStatus(buf *C.char, size C.size_t, need *C.size_t) C.int {
+func ebbGoStatus(buf *C.char, size C.size_t, need *C.size_t, classes *C.ebb_engine_unmanaged, nclasses C.size_t) C.int {
 	return withEngine("status", func(e *engine.Engine) error {
-		text := e.Status()
+		told, err := classesOf(classes, nclasses)
+		if err != nil {
+			return err
+		}
+		text := e.Status(told)
 		if need != nil {
 			*need = C.size_t(len(text))
 		}

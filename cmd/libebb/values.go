@@ -11,6 +11,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/engine"
+	"github.com/ebb-offload/ebb/internal/mem"
 )
 
 // This file makes Go values of C's, and refuses what the header does not allow.
@@ -68,13 +69,56 @@ func settingsOf(s *C.ebb_engine_settings) (engine.Settings, error) {
 	if s == nil {
 		return engine.Settings{}, invalid("settings is null")
 	}
+	unused, err := rangesOf(s.unused, s.nunused)
+	if err != nil {
+		return engine.Settings{}, err
+	}
+	classes, err := classesOf(s.classes, s.nclasses)
+	if err != nil {
+		return engine.Settings{}, err
+	}
 	return engine.Settings{
 		DiskDir:       C.GoString(s.disk_dir),
 		RetainCPU:     s.retain_cpu_backup != 0,
 		CaptureActive: s.capture_active != 0,
 		Unmanaged:     int64(s.unmanaged),
 		ResumeWait:    duration(float64(s.resume_wait_s)),
+		Unused:        unused,
+		Classes:       classes,
 	}, nil
+}
+
+// rangesOf copies ranges of device memory, as numbers.
+func rangesOf(ranges *C.ebb_range, n C.size_t) ([]mem.Range, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	if ranges == nil {
+		return nil, invalid("unused is null")
+	}
+	list := make([]mem.Range, 0, n)
+	for _, r := range unsafe.Slice(ranges, int(n)) {
+		list = append(list, mem.Range{Addr: mem.Addr(uintptr(r.ptr)), Bytes: uint64(r.bytes)})
+	}
+	return list, nil
+}
+
+// classesOf copies what is known of memory that is not managed.
+func classesOf(classes *C.ebb_engine_unmanaged, n C.size_t) ([]engine.Class, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	if classes == nil {
+		return nil, invalid("classes is null")
+	}
+	list := make([]engine.Class, 0, n)
+	for i, c := range unsafe.Slice(classes, int(n)) {
+		if c.name == nil {
+			return nil, invalid("class %d has no name", i)
+		}
+		list = append(list, engine.Class{Name: C.GoString(c.name), Bytes: uint64(c.bytes), Count: uint64(c.count)})
+	}
+	return list, nil
 }
 
 // timeoutOf is a time to wait in seconds; negative: no limit.

@@ -32,6 +32,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/device/cuda"
+	"github.com/ebb-offload/ebb/internal/mem"
 	"github.com/ebb-offload/ebb/internal/pipeline"
 	"github.com/ebb-offload/ebb/internal/rankdir"
 	"github.com/ebb-offload/ebb/internal/staging"
@@ -129,6 +130,8 @@ type Settings struct {
 	CaptureActive bool  // a stream capture is under way
 	Unmanaged     int64 // live device allocations of the process that ebb was not asked to manage
 	ResumeWait    time.Duration
+	Unused        []mem.Range // whose bytes a pause need not keep
+	Classes       []Class     // device memory that passed the hooks unmanaged
 }
 
 // Result is what one pause or resume did. Sizes are bytes.

@@ -822,11 +822,11 @@ func TestStatusTellsWhereTheBytesAre(t *testing.T) {
 	r.make(3000, 0, none("b"))
 	r.pause()
 	want := `"allocations":3,"bytes_active":0,"bytes_paused":6000`
-	if got := r.Status(); !bytes.Contains(got, []byte(want)) {
+	if got := r.Status(nil); !bytes.Contains(got, []byte(want)) {
 		t.Fatalf("%s\nlacks %s", got, want)
 	}
 	want = `"tags":[{"tag":"a","allocations":2,"active":0,"host":2000,"disk":1000,"discarded":0},{"tag":"b","allocations":1,"active":0,"host":0,"disk":0,"discarded":3000}]`
-	if got := r.Status(); !bytes.Contains(got, []byte(want)) {
+	if got := r.Status(nil); !bytes.Contains(got, []byte(want)) {
 		t.Fatalf("%s\nlacks %s", got, want)
 	}
 }

@@ -73,7 +73,7 @@ func (e *Engine) refuseUnmanaged(unmanaged int64) error {
 	if unmanaged > 0 {
 		return fmt.Errorf("%w: %d allocations were made outside of a region: %s", ErrUnmanaged, unmanaged, remedy)
 	}
-	if held := e.ownBytes(); held > contextBytes {
+	if held, _ := e.ownBytes(); held > contextBytes {
 		return fmt.Errorf("%w: %s, none of which came through cudaMalloc in a region: %s", ErrUnmanaged, store.Size(held), remedy)
 	}
 	return nil

@@ -141,26 +141,6 @@ func (e *Engine) holders(dev int) []device.Holder {
 	return slices.DeleteFunc(list, func(h device.Holder) bool { return h.PID == os.Getpid() })
 }
 
-// ownBytes is the device memory that this process holds in all, as far as the system tells.
-func (e *Engine) ownBytes() (held uint64) {
-	devices, err := e.drv.DeviceCount()
-	if err != nil {
-		return 0
-	}
-	for dev := range devices {
-		list, err := e.drv.Holders(dev)
-		if err != nil {
-			continue
-		}
-		for _, h := range list {
-			if h.PID == os.Getpid() {
-				held += h.Bytes
-			}
-		}
-	}
-	return held
-}
-
 // waitForMemory waits until the device has as many bytes free as were needed; false when the
 // deadline passes first.
 func (e *Engine) waitForMemory(short *DeviceMemoryError, deadline time.Time) bool {

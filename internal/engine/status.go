@@ -29,6 +29,7 @@ type Status struct {
 	LastResume    *outcome    `json:"last_resume"`
 	Disk          DiskStatus  `json:"disk"`
 	HostBytes     uint64      `json:"host_bytes"`
+	Unmanaged     unmanaged   `json:"unmanaged"`
 }
 
 // TagStatus sums up one tag: bytes on the device, and paused bytes by where they are.
@@ -88,8 +89,8 @@ func (e *Engine) recordResume(r Result, err error) {
 }
 
 // Status describes the process's managed memory as one JSON object. It never waits for a pause
-// or resume under way.
-func (e *Engine) Status() []byte {
+// or resume under way. classes is what the hooks saw pass unmanaged.
+func (e *Engine) Status(classes []Class) []byte {
 	s := Status{Version: version.Version, PID: os.Getpid(), Workers: e.workers, BlockBytes: e.block, Tags: []TagStatus{}}
 	for _, word := range strings.Fields(e.config.Identity) {
 		switch key, value, _ := strings.Cut(word, "="); key {
@@ -113,6 +114,7 @@ func (e *Engine) Status() []byte {
 		s.BytesPaused += ts.Host + ts.Disk + ts.Discarded
 		s.Tags = append(s.Tags, ts)
 	}
+	s.Unmanaged = e.unmanaged(classes)
 	files := e.backings.files.Usage()
 	s.Disk = DiskStatus{Files: files.Files, Bytes: files.DiskBytes, Direct: !files.Buffered}
 	s.HostBytes = e.backings.pinned.Usage().HostBytes + e.backings.mmap.Usage().HostBytes

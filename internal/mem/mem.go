@@ -9,6 +9,12 @@ type Addr uint64
 
 func (a Addr) String() string { return fmt.Sprintf("0x%x", uint64(a)) }
 
+// Range is [Addr, Addr + Bytes).
+type Range struct {
+	Addr  Addr
+	Bytes uint64
+}
+
 // Handle names physical memory of a device (CUmemGenericAllocationHandle).
 type Handle uint64
 

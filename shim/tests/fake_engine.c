@@ -248,8 +248,10 @@ int ebb_engine_backup_pointer(const void *gpu, uint64_t size, void **host)
 	return code;
 }
 
-int ebb_engine_status(char *buf, size_t cap, size_t *need)
+int ebb_engine_status(char *buf, size_t cap, size_t *need, const ebb_engine_unmanaged *classes, size_t nclasses)
 {
+	(void)classes;
+	(void)nclasses;
 	check_process();
 	fake_engine.statuses++;
 	int length = snprintf(buf, cap, "{\"fake\":true}");

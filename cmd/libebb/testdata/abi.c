@@ -73,7 +73,7 @@ static void before_start(void)
 {
 	void *p = NULL;
 	size_t need = 0;
-	CHECK(strcmp(version(), "2 " EBB_VERSION) == 0);
+	CHECK(strcmp(version(), "3 " EBB_VERSION) == 0);
 	CHECK(version() == version());
 	CHECK(last_error(NULL, 0) == 0);
 	CHECK(engine_malloc(&p, 1, 0, &cpu, 0) == EBB_ERR_STATE && says("malloc: ") && says("not started"));
@@ -82,7 +82,7 @@ static void before_start(void)
 	CHECK(engine_pause(NULL, 0, &settings, NULL) == EBB_ERR_STATE && says("pause: "));
 	CHECK(engine_resume(NULL, 0, &settings, NULL) == EBB_ERR_STATE && says("resume: "));
 	CHECK(backup_pointer(&p, 1, &p) == EBB_ERR_STATE && says("backup pointer: "));
-	CHECK(status(NULL, 0, &need) == EBB_ERR_STATE && says("status: "));
+	CHECK(status(NULL, 0, &need, NULL, 0) == EBB_ERR_STATE && says("status: "));
 	CHECK(request_pause(NULL, 0, -1, &settings, NULL) == EBB_ERR_STATE && says("request pause: "));
 	CHECK(idle(1) == EBB_ERR_STATE && says("idle: "));
 	CHECK(engine_read(&p, 1, &p, 0) == EBB_ERR_STATE && says("read: "));
@@ -252,7 +252,7 @@ static void null_arguments(void)
 	CHECK(engine_pause(NULL, 0, NULL, NULL) == EBB_ERR_INVALID && says("settings"));
 	CHECK(engine_resume(NULL, 0, NULL, NULL) == EBB_ERR_INVALID && says("settings"));
 	CHECK(backup_pointer(&p, 1, NULL) == EBB_ERR_INVALID && says("host"));
-	CHECK(status(NULL, 10, &need) == EBB_ERR_INVALID && says("buf"));
+	CHECK(status(NULL, 10, &need, NULL, 0) == EBB_ERR_INVALID && says("buf"));
 }
 
 /* A result is written as far as its struct_size says, in whole fields. */
@@ -388,15 +388,15 @@ static void status_text(void)
 {
 	begin();
 	size_t need = 0, again = 0;
-	CHECK(status(NULL, 0, &need) == EBB_OK && need > 0);
+	CHECK(status(NULL, 0, &need, NULL, 0) == EBB_OK && need > 0);
 	char *text = malloc(need + 2);
 	CHECK(text);
 	memset(text, 'x', need + 2);
-	CHECK(status(text, need + 1, &again) == EBB_OK && again == need && strlen(text) == need && text[need + 1] == 'x');
+	CHECK(status(text, need + 1, &again, NULL, 0) == EBB_OK && again == need && strlen(text) == need && text[need + 1] == 'x');
 	CHECK(text[0] == '{' && text[need - 1] == '}');
 	memset(text, 'x', need + 2);
-	CHECK(status(text, 10, NULL) == EBB_OK && strlen(text) == 9 && text[10] == 'x');
-	CHECK(status(text, SIZE_MAX, NULL) == EBB_OK && strlen(text) == need);
+	CHECK(status(text, 10, NULL, NULL, 0) == EBB_OK && strlen(text) == 9 && text[10] == 'x');
+	CHECK(status(text, SIZE_MAX, NULL, NULL, 0) == EBB_OK && strlen(text) == need);
 	free(text);
 }
 
