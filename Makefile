@@ -29,7 +29,7 @@ GO_UNIT = $$($(GO) list ./... | grep -v /test/e2e)
 ##@ Build
 
 .PHONY: build
-build: softgpu shim engine cli programs ## build everything into dist/ (the default)
+build: softgpu shim engine cli bench-rank programs ## build everything into dist/ (the default)
 	@echo "dist/ is up to date"
 
 .PHONY: softgpu
@@ -55,6 +55,10 @@ engine: ## the Go engine: dist/lib/libebb-engine.so
 cli: ## the command: dist/bin/ebb
 	@mkdir -p $(DIST)/bin
 	@CGO_ENABLED=1 $(GO) build -trimpath -ldflags='$(GO_LDFLAGS)' -o $(DIST)/bin/ebb ./cmd/ebb
+
+.PHONY: bench-rank
+bench-rank: ## the process that ebb bench measures: dist/libexec/ebb/ebb-bench-rank
+	@$(MAKE) $(QUIET) -C bench
 
 .PHONY: programs
 programs: softgpu ## the demo's programs
@@ -135,7 +139,7 @@ lint-go: $(GOLANGCI_LINT)
 
 # Warnings are errors in these makefiles.
 .PHONY: lint-c
-lint-c: softgpu shim
+lint-c: softgpu shim bench-rank
 
 .PHONY: lint-shell
 lint-shell:
