@@ -7,7 +7,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/device/cuda"
-	"github.com/ebb-offload/ebb/internal/staging"
+	"github.com/ebb-offload/ebb/internal/hostmem"
 	"github.com/ebb-offload/ebb/internal/store"
 )
 
@@ -121,7 +121,7 @@ func Code(err error) int {
 		{ErrDeviceFault, CodeDeviceFault},
 		{ErrDeviceMemory, CodeDeviceMemory},
 		{store.ErrHostMemory, CodeHostMemory},
-		{staging.ErrHostMemory, CodeHostMemory},
+		{hostmem.ErrMemory, CodeHostMemory},
 		{store.ErrNoSpace, CodeNoSpace},
 		{store.ErrLost, CodeCorrupt},
 		{store.ErrAbsent, CodeCorrupt},

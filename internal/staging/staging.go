@@ -16,11 +16,8 @@ import (
 	"unsafe"
 
 	"github.com/ebb-offload/ebb/internal/device"
-	"golang.org/x/sys/unix"
+	"github.com/ebb-offload/ebb/internal/hostmem"
 )
-
-// hugePage is the size of the pages that the mapping asks for and is aligned to.
-const hugePage = 2 << 20
 
 // Options say what New makes.
 type Options struct {
@@ -35,27 +32,22 @@ type Options struct {
 	Unregister func(p unsafe.Pointer) error
 }
 
-// ErrHostMemory says that the host has too little memory for the chunk, or lets the process lock
-// too little of it.
-var ErrHostMemory = errors.New("not enough host memory")
-
-// MemoryError says what failed while a chunk was made. It matches ErrHostMemory when the lack of
+// MemoryError says what failed while a chunk was made. It matches hostmem.ErrMemory when the lack of
 // memory was the cause.
 type MemoryError struct {
-	Doing string // "mapping", "protecting from fork", "touching", "registering"
 	Bytes uint64
-	Err   error // of the system or of the driver
+	Err   error // of the guard, the system or the driver
 }
 
 func (e *MemoryError) Error() string {
-	return fmt.Sprintf("staging buffer: %s %d bytes of host memory: %v (a smaller one: --offload-train-disk-chunk-mb or TMS_DISK_BACKUP_CHUNK_MB)",
-		e.Doing, e.Bytes, e.Err)
+	return fmt.Sprintf("staging buffer of %d bytes: %v (a smaller one: --offload-train-disk-chunk-mb or TMS_DISK_BACKUP_CHUNK_MB)",
+		e.Bytes, e.Err)
 }
 
-// Unwrap gives the cause, and ErrHostMemory where that is what it amounts to.
+// Unwrap gives the cause, and hostmem.ErrMemory where that is what it amounts to.
 func (e *MemoryError) Unwrap() []error {
-	if errors.Is(e.Err, unix.ENOMEM) || errors.Is(e.Err, unix.EAGAIN) || device.IsOutOfMemory(e.Err) {
-		return []error{ErrHostMemory, e.Err}
+	if device.IsOutOfMemory(e.Err) {
+		return []error{hostmem.ErrMemory, e.Err}
 	}
 	return []error{e.Err}
 }
@@ -67,6 +59,7 @@ type Staging struct {
 	blocks     int
 	workers    int
 	unregister func(unsafe.Pointer) error
+	free       func() error // gives the mapping back
 }
 
 // New maps, places and registers a chunk. On an error nothing is left behind.
@@ -78,19 +71,16 @@ func New(o Options) (*Staging, error) {
 	if blocks == 0 {
 		return nil, fmt.Errorf("staging buffer of %d bytes is too small: at least %d are needed", o.ChunkBytes, uint64(MinChunk))
 	}
-	memory, err := mapChunk(uint64(blocks) * block)
+	bytes := uint64(blocks) * block
+	memory, free, err := hostmem.Pages(bytes, o.NUMANode)
 	if err != nil {
-		return nil, err
+		return nil, &MemoryError{Bytes: bytes, Err: err}
 	}
-	if err := touch(memory, o.NUMANode); err != nil {
-		unmap(memory)
-		return nil, err
+	if err := o.Register(unsafe.Pointer(&memory[0]), bytes); err != nil {
+		err = fmt.Errorf("registering it: %w", err)
+		return nil, &MemoryError{Bytes: bytes, Err: errors.Join(err, free())}
 	}
-	if err := o.Register(unsafe.Pointer(&memory[0]), uint64(len(memory))); err != nil {
-		unmap(memory)
-		return nil, &MemoryError{Doing: "registering", Bytes: uint64(len(memory)), Err: err}
-	}
-	return &Staging{memory: memory, blockBytes: block, blocks: blocks, workers: workers, unregister: o.Unregister}, nil
+	return &Staging{memory: memory, blockBytes: block, blocks: blocks, workers: workers, unregister: o.Unregister, free: free}, nil
 }
 
 // Block is the i-th block, 0 ≤ i < Blocks(). It begins at a multiple of 4096 and has exactly
@@ -122,7 +112,6 @@ func (s *Staging) Close() error {
 	if err != nil {
 		err = fmt.Errorf("staging buffer: unregistering %d bytes: %w", len(s.memory), err)
 	}
-	unmap(s.memory)
 	s.memory = nil
-	return err
+	return errors.Join(err, s.free())
 }

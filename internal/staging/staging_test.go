@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/hostmem"
 	"golang.org/x/sys/unix"
 )
 
@@ -186,8 +187,8 @@ func TestRefusedRegistrationLeavesNothing(t *testing.T) {
 			if s != nil || !errors.Is(err, c.refuse) {
 				t.Fatalf("New = %v, %v", s, err)
 			}
-			if errors.Is(err, ErrHostMemory) != c.isHost {
-				t.Errorf("%v: is ErrHostMemory %v, want %v", err, !c.isHost, c.isHost)
+			if errors.Is(err, hostmem.ErrMemory) != c.isHost {
+				t.Errorf("%v: is hostmem.ErrMemory %v, want %v", err, !c.isHost, c.isHost)
 			}
 			var m *MemoryError
 			if !errors.As(err, &m) || m.Bytes != 1<<20 || !strings.Contains(err.Error(), "1048576") {
@@ -206,7 +207,7 @@ func TestMemoryThatTheHostCannotGiveIsATypedError(t *testing.T) {
 	o.MaxBlock = 1 << 49
 	_, err := New(o)
 	var m *MemoryError
-	if !errors.Is(err, ErrHostMemory) || !errors.As(err, &m) || m.Bytes != 1<<50 {
+	if !errors.Is(err, hostmem.ErrMemory) || !errors.As(err, &m) || m.Bytes != 1<<50 {
 		t.Errorf("New = %v", err)
 	}
 	if len(r.pinned) != 0 {
