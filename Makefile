@@ -66,6 +66,10 @@ programs: softgpu ## the demo's programs
 	@mkdir -p $(DIST)/bin
 	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(GO_LDFLAGS)' -o $(DIST)/bin/ebb-demo ./examples/demo
 
+.PHONY: ptx
+ptx: ## compile the GPU kernel after its source changed: internal/device/cuda/fingerprint.ptx
+	@$(PYTHON) scripts/make-ptx.py
+
 .PHONY: wheel
 wheel: shim engine ## the Python package with the libraries: dist/ebb-*.whl
 	@PYTHON=$(PYTHON) scripts/build-wheel.sh

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"github.com/ebb-offload/ebb/internal/fingerprint"
 	"github.com/ebb-offload/ebb/internal/mem"
 )
 
@@ -67,13 +68,60 @@ type Driver interface {
 	StreamSynchronize(s Stream) error
 	CopyToHost(dst unsafe.Pointer, src mem.Addr, n uint64, s Stream) error   // asynchronous
 	CopyToDevice(dst mem.Addr, src unsafe.Pointer, n uint64, s Stream) error // asynchronous
+	MemsetZero(dst mem.Addr, n uint64, s Stream) error                       // asynchronous
 
 	// HostRegister pins pages for all contexts; HostAlloc returns pinned pages
-	// (cuMemHostAlloc), which HostFree releases.
+	// (cuMemHostAlloc), which HostFree releases. Kernels can read both, at the address that
+	// HostDevicePointer tells.
 	HostRegister(p unsafe.Pointer, n uint64) error
 	HostUnregister(p unsafe.Pointer) error
 	HostAlloc(n uint64) (unsafe.Pointer, error)
 	HostFree(p unsafe.Pointer) error
+	HostDevicePointer(p unsafe.Pointer) (mem.Addr, error)
+
+	// LoadFingerprint loads the fingerprint kernel into the current context, which keeps it. An
+	// error says that the driver refuses it: then there are no Hashers there, and
+	// HostFingerprint is what is left. A Hasher's Launch loads it too.
+	LoadFingerprint() error
+	// NewHasher makes a Hasher whose launches take up to tiles tiles (fingerprint.Tiles).
+	NewHasher(k *fingerprint.Key, tiles int) (Hasher, error)
+	// HostFingerprint is the fingerprint of p, len(p) > 0, computed by the CPU; k.Of(p), fast.
+	// It needs no context.
+	HostFingerprint(k *fingerprint.Key, p []byte) (s fingerprint.Sum, zero bool)
+}
+
+// Span is one block to hash: device memory, or pinned host memory at the address that kernels see it at.
+// Bytes is not 0. Addr is a multiple of 16, and up to the next multiple of 16 behind its end the memory must be readable;
+// what is there does not matter.
+type Span struct {
+	Addr  mem.Addr
+	Bytes uint64
+}
+
+// Hasher hashes blocks on GPUs, one launch at a time. It owns the pinned memory that launches
+// need, 48 bytes a tile, so that a launch allocates nothing. Hashers do not disturb one another:
+// each worker has its own, and two of them let the CPU fold the results of one launch while the GPU
+// is at the next. It works in any context of the driver, from any thread, but not from two at once.
+type Hasher interface {
+	// Launch queues on the stream, in the current context, the hash of the first n of the spans:
+	// as many as there is room for, at least one. The launch before must be over, and its results read.
+	Launch(spans []Span, s Stream) (n int, err error)
+	// Sum is the result for the i-th span of the last launch, once its stream was synchronised.
+	// zero says that all its bytes are zero.
+	Sum(i int) (s fingerprint.Sum, zero bool)
+	// Close frees the memory; no launch may be under way.
+	Close() error
+}
+
+// HasherRoomError says that a block is too large for any launch of a Hasher.
+type HasherRoomError struct {
+	Bytes uint64 // of the block
+	Tiles int    // that the Hasher has room for
+}
+
+func (e *HasherRoomError) Error() string {
+	return fmt.Sprintf("a block of %d bytes cannot be hashed with room for %d tiles of %d bytes: make the hasher with more",
+		e.Bytes, e.Tiles, fingerprint.TileBytes)
 }
 
 // Holder is a process that holds memory of a device.

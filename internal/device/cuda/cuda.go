@@ -4,14 +4,28 @@
 //
 // A driver that was opened is never unloaded: it has threads and state of its own.
 //
-// Lock: driver.mu protects the map of primary contexts and is held while one is retained, so that
-// each is retained once. Nothing else is shared and no other lock is taken under it.
+// Locks: driver.mu protects the map of primary contexts and is held while one is retained, so that
+// each is retained once; driver.kernelsMu likewise that of loaded kernels. Nothing else is shared, and no other lock is
+// taken under either.
 package cuda
 
 /*
 #cgo CFLAGS: -std=gnu11 -Wall -Wextra -Werror
 #cgo LDFLAGS: -ldl
 #include "cuda_load.h"
+
+// Returned by value: what Go passes the address of is allocated.
+struct current {
+	CUcontext context;
+	CUresult result;
+};
+
+static struct current current_context(const struct ebb_cuda *cuda)
+{
+	struct current c = {0};
+	c.result = call_cuCtxGetCurrent(cuda, &c.context);
+	return c;
+}
 */
 import "C"
 
@@ -48,6 +62,9 @@ type driver struct {
 
 	mu       sync.Mutex
 	contexts map[int]device.Context // retained primary contexts by device ordinal
+
+	kernelsMu sync.Mutex
+	kernels   map[device.Context]C.CUfunction // the fingerprint kernel where it is loaded
 }
 
 // Open loads the driver library, DefaultLibrary when library is empty, and initialises it
@@ -69,7 +86,7 @@ func Open(library string) (device.Driver, error) {
 		}
 		return nil, e
 	}
-	d := &driver{cuda: table, nvml: nvmlBeside(library), contexts: map[int]device.Context{}}
+	d := &driver{cuda: table, nvml: nvmlBeside(library), contexts: map[int]device.Context{}, kernels: map[device.Context]C.CUfunction{}}
 	if err := d.check("cuInit", C.call_cuInit(d.cuda, 0)); err != nil {
 		return nil, fmt.Errorf("initialising GPU driver %s: %w", library, err)
 	}
@@ -180,9 +197,8 @@ func (d *driver) PrimaryContext(ordinal int) (device.Context, error) {
 }
 
 func (d *driver) Context() (device.Context, error) {
-	var c C.CUcontext
-	err := d.check("cuCtxGetCurrent", C.call_cuCtxGetCurrent(d.cuda, &c))
-	return fromContext(c), err
+	c := C.current_context(d.cuda)
+	return fromContext(c.context), d.check("cuCtxGetCurrent", c.result)
 }
 
 func (d *driver) SetContext(c device.Context) error {

@@ -19,6 +19,8 @@ typedef unsigned long long CUdeviceptr;
 typedef unsigned long long CUmemGenericAllocationHandle;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUstream_st *CUstream;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
 
 typedef enum CUdevice_attribute_enum {
 	CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110
@@ -112,12 +114,25 @@ typedef struct CUmemAllocationProp_st {
 	F(cuMemHostRegister, cuMemHostRegister_v2, (void *ptr, size_t size, unsigned int flags),                \
 	  (ptr, size, flags))                                                                                   \
 	F(cuMemHostUnregister, cuMemHostUnregister, (void *ptr), (ptr))                                         \
+	F(cuMemHostGetDevicePointer, cuMemHostGetDevicePointer_v2,                                              \
+	  (CUdeviceptr * device, void *ptr, unsigned int flags), (device, ptr, flags))                          \
 	F(cuStreamCreate, cuStreamCreate, (CUstream * stream, unsigned int flags), (stream, flags))             \
 	F(cuStreamDestroy, cuStreamDestroy_v2, (CUstream stream), (stream))                                     \
 	F(cuStreamSynchronize, cuStreamSynchronize, (CUstream stream), (stream))                                \
 	F(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t size, CUstream stream),  \
 	  (dst, src, size, stream))                                                                             \
 	F(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2,                                                              \
-	  (CUdeviceptr dst, const void *src, size_t size, CUstream stream), (dst, src, size, stream))
+	  (CUdeviceptr dst, const void *src, size_t size, CUstream stream), (dst, src, size, stream))           \
+	F(cuMemsetD8Async, cuMemsetD8Async,                                                                     \
+	  (CUdeviceptr dst, unsigned char value, size_t size, CUstream stream), (dst, value, size, stream))     \
+	F(cuModuleLoadData, cuModuleLoadData, (CUmodule * module, const void *image), (module, image))          \
+	F(cuModuleUnload, cuModuleUnload, (CUmodule module), (module))                                          \
+	F(cuModuleGetFunction, cuModuleGetFunction, (CUfunction * function, CUmodule module, const char *name), \
+	  (function, module, name))                                                                             \
+	F(cuLaunchKernel, cuLaunchKernel,                                                                       \
+	  (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,                  \
+	   unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,         \
+	   CUstream stream, void **params, void **extra),                                                       \
+	  (function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params, extra))
 
 #endif

@@ -89,6 +89,10 @@ func (d *driver) CopyToDevice(dst mem.Addr, src unsafe.Pointer, n uint64, s devi
 		C.call_cuMemcpyHtoDAsync(d.cuda, C.CUdeviceptr(dst), src, C.size_t(n), toStream(s)))
 }
 
+func (d *driver) MemsetZero(dst mem.Addr, n uint64, s device.Stream) error {
+	return d.check("cuMemsetD8Async", C.call_cuMemsetD8Async(d.cuda, C.CUdeviceptr(dst), 0, C.size_t(n), toStream(s)))
+}
+
 func (d *driver) HostRegister(p unsafe.Pointer, n uint64) error {
 	return d.check("cuMemHostRegister",
 		C.call_cuMemHostRegister(d.cuda, p, C.size_t(n), C.CU_MEMHOSTREGISTER_PORTABLE))
@@ -106,4 +110,10 @@ func (d *driver) HostAlloc(n uint64) (unsafe.Pointer, error) {
 
 func (d *driver) HostFree(p unsafe.Pointer) error {
 	return d.check("cuMemFreeHost", C.call_cuMemFreeHost(d.cuda, p))
+}
+
+func (d *driver) HostDevicePointer(p unsafe.Pointer) (mem.Addr, error) {
+	var addr C.CUdeviceptr
+	err := d.check("cuMemHostGetDevicePointer", C.call_cuMemHostGetDevicePointer(d.cuda, &addr, p, 0))
+	return mem.Addr(addr), err
 }

@@ -42,6 +42,8 @@ int main(void)
 	SIZE(CUmemGenericAllocationHandle);
 	SIZE(CUcontext);
 	SIZE(CUstream);
+	SIZE(CUmodule);
+	SIZE(CUfunction);
 	SIZE(CUdevice_attribute);
 	SIZE(CUmemAllocationGranularity_flags);
 	SIZE(CUstreamCaptureMode);
