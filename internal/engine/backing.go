@@ -23,8 +23,8 @@ type backings struct {
 	byID map[uint64]store.Backing // by allocation ID
 }
 
-// open returns the allocation's backing, empty and with its room taken, and whether it was made
-// now. When that fails, a backing made now is released again.
+// open returns the allocation's backing with its room taken, and whether it was made now. What it
+// holds of earlier pauses stays. When that fails, a backing made now is released again.
 func (b *backings) open(a *alloc.Allocation) (backing store.Backing, fresh bool, err error) {
 	backing, fresh, err = b.get(a)
 	if err != nil {
@@ -36,7 +36,6 @@ func (b *backings) open(a *alloc.Allocation) (backing store.Backing, fresh bool,
 		}
 		return nil, false, err
 	}
-	backing.Invalidate()
 	return backing, fresh, nil
 }
 

@@ -32,6 +32,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/device/cuda"
+	"github.com/ebb-offload/ebb/internal/fingerprint"
 	"github.com/ebb-offload/ebb/internal/mem"
 	"github.com/ebb-offload/ebb/internal/pipeline"
 	"github.com/ebb-offload/ebb/internal/rankdir"
@@ -41,8 +42,8 @@ import (
 
 // Limits of the engine's own footprint in the actor's process.
 const (
-	maxWorkers  = 8 // I/O workers; the staging layout may give fewer
-	goProcs     = 4 // Go threads that run at once, whatever the host's GOMAXPROCS says
+	maxWorkers  = 16         // I/O workers; the staging layout and the probe may give fewer
+	goProcs     = maxWorkers // Go threads that run at once, whatever the host's GOMAXPROCS says
 	goHeapBytes = 64 << 20
 )
 
@@ -71,6 +72,7 @@ type Engine struct {
 	op      sync.Mutex // one pause or resume at a time; guards the fields below
 	pool    *pipeline.Pool
 	staging *staging.Staging
+	hash    hashing
 
 	mu          sync.Mutex // guards the fields below
 	devices     map[int]*deviceState
@@ -78,6 +80,7 @@ type Engine struct {
 	lastPause   *outcome
 	lastResume  *outcome
 	stagingSize uint64 // bytes of staging held, for status
+	tunings     []tuning
 }
 
 // Start loads the driver and readies an engine. Streams, threads and pinned memory are made at
@@ -93,11 +96,16 @@ func Start(c Config) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("identify this process: %w", err)
 	}
+	key, err := fingerprint.NewKey()
+	if err != nil {
+		return nil, err
+	}
 	drv, err := cuda.Open(c.Driver)
 	if err != nil {
 		return nil, err
 	}
 	e := &Engine{drv: drv, config: c, table: alloc.New(), devices: map[int]*deviceState{}}
+	e.hash = hashing{key: key, loaded: map[int]bool{}}
 	e.gate = newGate(e.table.AnyPaused)
 	e.log = log.New(newFDWriter(c.LogFD), logPrefix(c.Identity), 0)
 	e.block, e.workers = block, workers
@@ -141,7 +149,14 @@ type Result struct {
 	DeviceBytes uint64 // physical memory released or created
 	HostBytes   uint64 // copied to or from host memory
 	DiskBytes   uint64 // written to or read from files
-	Duration    time.Duration
+
+	SkippedZero   uint64 // not moved: all zero
+	SkippedSame   uint64 // not moved: in the backup already
+	SkippedUnused uint64 // not moved: nobody needs them
+	Kept          uint64 // left on the device, because others use the memory
+
+	Duration time.Duration
+	Checks   time.Duration // of Duration: waiting for fingerprints
 }
 
 // fdWriter writes log lines to a raw descriptor, lossy and without Go's file poller, which
@@ -188,20 +203,7 @@ func logPrefix(identity string) string {
 	return "ebb: " + strings.TrimSpace(identity) + ": "
 }
 
-// ensurePool makes the workers, once. Called with op held.
-func (e *Engine) ensurePool() error {
-	if e.pool != nil {
-		return nil
-	}
-	pool, err := pipeline.New(e.drv, e.workers)
-	if err != nil {
-		return err
-	}
-	e.pool = pool
-	return nil
-}
-
-// ensureStaging makes the pinned buffer, once. Called with op held, after ensurePool. dev is
+// ensureStaging makes the pinned buffer, once. Called with op held, once there is a pool. dev is
 // the device whose NUMA node it is placed on.
 func (e *Engine) ensureStaging(dev int) error {
 	if e.staging != nil {

@@ -78,6 +78,11 @@ func (e *Engine) close() {
 	if e.pool != nil {
 		e.pool.Close()
 	}
+	for _, h := range e.hash.lanes {
+		if h != nil {
+			_ = h.Close()
+		}
+	}
 	if e.staging != nil {
 		_ = e.withDevice(e.anyDevice(), e.staging.Close)
 	}
@@ -134,6 +139,15 @@ func (r *rig) fill(a *array, size int) {
 	a.want = randomBytes(size)
 	r.copy(a.dev, func(s device.Stream) error {
 		return r.drv.CopyToDevice(a.addr, unsafe.Pointer(&a.want[0]), uint64(size), s)
+	})
+}
+
+// write changes some bytes.
+func (r *rig) write(a *array, off int, p []byte) {
+	r.t.Helper()
+	copy(a.want[off:], p)
+	r.copy(a.dev, func(s device.Stream) error {
+		return r.drv.CopyToDevice(a.addr+mem.Addr(off), unsafe.Pointer(&p[0]), uint64(len(p)), s)
 	})
 }
 

@@ -21,6 +21,8 @@ var (
 	ErrDeviceMemory = errors.New("not enough device memory")
 	ErrUnmanaged    = errors.New("nothing is managed, and the process holds device memory")
 	ErrTimeout      = errors.New("the deadline passed")
+	ErrWritten      = errors.New("memory written during pause")
+	ErrCorrupt      = errors.New("corrupt backup")
 )
 
 // DeviceMemoryError says how many bytes were needed and free on a device.
@@ -97,6 +99,7 @@ const (
 	CodeInternal     = 16
 	CodeUnmanaged    = 17
 	CodeTimeout      = 18
+	CodeWritten      = 19
 )
 
 // Code is the ebb_code of an error; nil is CodeOK. Where an error matches several, the first of
@@ -118,6 +121,8 @@ func Code(err error) int {
 		{ErrCapture, CodeCapture},
 		{ErrUnmanaged, CodeUnmanaged},
 		{ErrTimeout, CodeTimeout},
+		{ErrWritten, CodeWritten},
+		{ErrCorrupt, CodeCorrupt},
 		{ErrDeviceFault, CodeDeviceFault},
 		{ErrDeviceMemory, CodeDeviceMemory},
 		{store.ErrHostMemory, CodeHostMemory},

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
-	"github.com/ebb-offload/ebb/internal/mem"
+	"github.com/ebb-offload/ebb/internal/fingerprint"
 	"github.com/ebb-offload/ebb/internal/pipeline"
 	"github.com/ebb-offload/ebb/internal/plan"
 	"github.com/ebb-offload/ebb/internal/store"
@@ -17,8 +17,8 @@ import (
 // devices. What is paused already stays so. On every error but ErrPartial nothing was unmapped.
 //
 // The caller must not write to the memory while Pause runs. Work submitted before through the
-// devices' primary contexts and the calling thread's current one is waited for; a write that
-// arrives later can be lost.
+// devices' primary contexts and the calling thread's current one is waited for. A write that
+// arrives later is saved too or makes the pause fail, where devices can hash (see saveChecked).
 func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	start := time.Now()
 	runtime.LockOSThread() // the calling thread's context is waited for too
@@ -40,17 +40,15 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 		return res, nil
 	}
 	defer e.backings.rest()
-	p, err := e.save(set, s.CaptureActive)
+	t, err := e.save(set, s)
 	if err != nil {
 		e.table.Settle(set, alloc.Active)
 		e.recordPause(res, err)
 		return res, err
 	}
 	paused, released, err := e.unmapAll(set)
-	res = Result{
-		Allocations: uint64(len(paused)), DeviceBytes: released,
-		HostBytes: p.HostBytes, DiskBytes: p.DiskBytes, Duration: time.Since(start),
-	}
+	res = t.result()
+	res.Allocations, res.DeviceBytes, res.Duration = uint64(len(paused)), released, time.Since(start)
 	for _, a := range paused {
 		res.Bytes += a.Size
 	}
@@ -81,36 +79,116 @@ func (e *Engine) refuseUnmanaged(unmanaged int64) error {
 
 // save brings all bytes of the set into its backings, or gives back what it took of host memory
 // and disk. The set is in Pausing.
-func (e *Engine) save(set []*alloc.Allocation, captureActive bool) (p plan.Plan, err error) {
-	if captureActive { // waiting for the device would invalidate it
-		return p, ErrCapture
+func (e *Engine) save(set []*alloc.Allocation, s Settings) (t *transfer, err error) {
+	if s.CaptureActive { // waiting for the device would invalidate it
+		return nil, ErrCapture
 	}
 	if err := e.synchronizeAll(); err != nil {
-		return p, err
+		return nil, err
 	}
 	held, fresh, err := e.openBackings(set)
 	if err != nil {
-		return p, err
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
 			err = e.giveUp(err, fresh, set)
 		}
 	}()
-	p = plan.Blocks(items(set), e.block)
-	if err := e.carry(p, set, held, (*pipeline.Pool).Store); err != nil {
-		return p, err
+	t = e.newTransfer(set, held)
+	if e.readyToHash(t) {
+		err = e.saveChecked(t, plan.Union(s.Unused))
+	} else {
+		err = e.saveAll(t)
+	}
+	if err != nil {
+		return nil, err
 	}
 	for i, b := range held {
 		if b == nil {
 			continue
 		}
 		if err := b.Commit(); err != nil {
-			return p, fmt.Errorf("save %v: %w", set[i], err)
+			return nil, fmt.Errorf("save %v: %w", set[i], err)
 		}
 	}
+	return t, nil
+}
+
+// saveAll saves every block. What is written to the memory meanwhile is not found.
+func (e *Engine) saveAll(t *transfer) error {
+	for n := range t.blocks.Len() {
+		b := t.blocks.At(n)
+		t.plan.Add(n, b, plan.Move, t.target(b), false)
+	}
+	if err := e.run(t, pipeline.Store, false); err != nil {
+		return err
+	}
 	// A fault that happened meanwhile would have made the copies worthless.
-	return p, e.synchronizeAll()
+	return e.synchronizeAll()
+}
+
+// rewrites is how often blocks that were written to during a pause are saved again.
+const rewrites = 2
+
+// saveChecked saves the blocks whose bytes are not known to be in their backing already, until all
+// device memory is what the backings hold. All of it is hashed before, to find what need not move,
+// and after: since the fingerprint that a backing keeps is that of the copy it was given, a write
+// that came at any moment in between shows, even one that was undone.
+func (e *Engine) saveChecked(t *transfer, unused plan.Ranges) error {
+	if err := e.decide(t, unused); err != nil {
+		return err
+	}
+	for round := 0; ; round++ {
+		if err := e.run(t, pipeline.Store, true); err != nil {
+			return err
+		}
+		// A fault that happened meanwhile would have made the copies worthless.
+		if err := e.synchronizeAll(); err != nil {
+			return err
+		}
+		changed, err := e.verify(t, everyBlock)
+		if err != nil || len(changed) == 0 {
+			return err
+		}
+		if round == rewrites {
+			b := t.blocks.At(int(changed[0]))
+			return &WrittenError{Allocation: t.set[b.Item], Offset: b.Offset, Bytes: b.Length, Blocks: len(changed)}
+		}
+		t.plan.Again()
+		for _, n := range changed {
+			b := t.blocks.At(int(n))
+			t.plan.Move(int(n), b, t.target(b))
+		}
+	}
+}
+
+func everyBlock(int) bool { return true }
+
+// decide hashes all device memory and enters what becomes of each block in the plan. Blocks that
+// do not move get their new entries here, with the fingerprint that their memory has.
+func (e *Engine) decide(t *transfer, unused plan.Ranges) error {
+	return e.hashBlocks(t, everyBlock, func(n int, sum fingerprint.Sum, zero bool) {
+		b := t.blocks.At(n)
+		backing, was, target := t.held[b.Item], t.entry(b), t.target(b)
+		action := plan.Pause(plan.Facts{
+			Zero:   zero,
+			Same:   was.State == store.Stored && was.Known && was.Sum == sum,
+			Unused: unused.Contain(t.addr(b), b.Length),
+		})
+		clear := false
+		switch action {
+		case plan.Zero:
+			t.zero[b.Length] = sum
+			// Its host memory has to be cleared, which is for the workers.
+			if clear = target == plan.Host && was.State != store.Zero; !clear {
+				backing.Mark(b.Offset, store.Block{State: store.Zero, Sum: sum, Known: true})
+			}
+		case plan.Dead:
+			backing.Mark(b.Offset, store.Block{State: store.Dead, Sum: sum, Known: true})
+		}
+		t.plan.Add(n, b, action, target, clear)
+	})
 }
 
 // openBackings returns the backings of the set, each with its room taken; nil for allocations
@@ -161,33 +239,6 @@ func (e *Engine) releaseBackings(list []*alloc.Allocation) error {
 	return errs.err()
 }
 
-// carry runs a plan over the set with the pool, making the pool and its staging buffer first
-// if they are needed and not there.
-func (e *Engine) carry(p plan.Plan, set []*alloc.Allocation, held []store.Backing, run func(*pipeline.Pool, pipeline.Moves) error) error {
-	if p.Moves() == 0 {
-		return nil
-	}
-	if err := e.ensurePool(); err != nil {
-		return err
-	}
-	for i, b := range held {
-		if b != nil && b.Memory(0) == nil {
-			if err := e.ensureStaging(set[i].Device); err != nil {
-				return err
-			}
-			break
-		}
-	}
-	return run(e.pool, pipeline.Moves{Len: p.Moves(), At: func(n int) pipeline.Move {
-		m := p.Move(n)
-		a := set[m.Item]
-		return pipeline.Move{
-			Of: a, Device: a.Device, Addr: a.Base + mem.Addr(m.Offset),
-			Offset: m.Offset, Length: m.Length, Backing: held[m.Item],
-		}
-	}})
-}
-
 // unmapAll releases the memory of the set and settles it: paused, or active where nothing of an
 // allocation could be unmapped. From here on the backings are the only copy.
 func (e *Engine) unmapAll(set []*alloc.Allocation) (paused []*alloc.Allocation, released uint64, err error) {
@@ -220,18 +271,4 @@ func allMapped(a *alloc.Allocation) bool {
 		}
 	}
 	return true
-}
-
-func items(set []*alloc.Allocation) []plan.Item {
-	list := make([]plan.Item, len(set))
-	for i, a := range set {
-		list[i] = plan.Item{Size: a.Size, Target: targets[a.Backup]}
-	}
-	return list
-}
-
-var targets = map[alloc.Backup]plan.Target{
-	alloc.BackupNone: plan.Discard,
-	alloc.BackupCPU:  plan.Host,
-	alloc.BackupDisk: plan.Disk,
 }

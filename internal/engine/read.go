@@ -7,6 +7,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/mem"
+	"github.com/ebb-offload/ebb/internal/pipeline"
 	"github.com/ebb-offload/ebb/internal/store"
 )
 
@@ -38,7 +39,7 @@ func (e *Engine) Read(addr mem.Addr, p []byte, captureActive bool) error {
 	if b == nil {
 		return fmt.Errorf("%v: %w: it has no backing", a, store.ErrLost)
 	}
-	if err := readBacking(b, a.Size, e.block, off, p); err != nil {
+	if err := e.readBacking(a, b, off, p); err != nil {
 		return fmt.Errorf("%v: %w", a, err)
 	}
 	return nil
@@ -63,18 +64,24 @@ func (e *Engine) readDevice(a *alloc.Allocation, off uint64, p []byte) error {
 	return nil
 }
 
-// readBacking copies from off of a backing of size bytes, block by block through one buffer.
-func readBacking(b store.Backing, size, block, off uint64, p []byte) error {
-	buf, free, err := store.MmapAlloc(block)
+// readBacking copies from off of a backing, block by block through one buffer. Only bytes of blocks
+// that are what was saved are given out.
+func (e *Engine) readBacking(a *alloc.Allocation, b store.Backing, off uint64, p []byte) error {
+	buf, free, err := store.MmapAlloc(e.block)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = free() }()
 	for len(p) > 0 {
-		start := off / block * block
-		whole := buf[:min(block, size-start)]
+		start := off / e.block * e.block
+		whole := buf[:min(e.block, a.Size-start)]
 		if err := b.ReadBlock(start, whole); err != nil {
 			return err
+		}
+		if entry := b.Block(start); entry.State == store.Stored && entry.Known {
+			if sum, _ := e.drv.HostFingerprint(e.hash.key, whole); sum != entry.Sum {
+				return corrupt(pipeline.Move{Of: a, Offset: start, Length: uint64(len(whole)), Backing: b})
+			}
 		}
 		n := copy(p, whole[off-start:])
 		p, off = p[n:], off+uint64(n)

@@ -18,7 +18,7 @@ import (
 const pollFree = 50 * time.Millisecond
 
 // Resume brings the memory of the paused allocations with one of the tags (none: of all) back
-// to their addresses, with their bytes. What is active already stays so. On every error all of
+// to their addresses, with their bytes, which are checked. What is active already stays so. On every error all of
 // them stay paused and can be resumed later. While a device has too little memory it waits
 // until s.ResumeWait has passed, and holds nothing meanwhile: neither memory nor the operation
 // lock.
@@ -49,7 +49,7 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Res
 		return res, err
 	}
 	defer e.backings.rest()
-	created, p, err := e.restore(set)
+	created, t, err := e.restore(set)
 	if err != nil {
 		var errs errorList
 		for _, a := range set {
@@ -61,6 +61,7 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Res
 	}
 	e.table.Settle(set, alloc.Active)
 	e.gate.resumed()
+	res = t.result()
 	for _, a := range set {
 		res.Bytes += a.Size
 		if a.Backup == alloc.BackupCPU && !s.RetainCPU {
@@ -69,20 +70,18 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Res
 			}
 		}
 	}
-	res.Allocations, res.DeviceBytes = uint64(len(set)), created
-	res.HostBytes, res.DiskBytes = p.HostBytes, p.DiskBytes
-	res.Duration = time.Since(start)
+	res.Allocations, res.DeviceBytes, res.Duration = uint64(len(set)), created, time.Since(start)
 	return res, nil
 }
 
 // restore gives the set its memory and its bytes. The set is in Resuming.
-func (e *Engine) restore(set []*alloc.Allocation) (created uint64, p plan.Plan, err error) {
+func (e *Engine) restore(set []*alloc.Allocation) (created uint64, t *transfer, err error) {
 	if created, err = e.createOnce(set); err != nil {
-		return 0, p, err
+		return 0, nil, err
 	}
 	for _, a := range set {
 		if err := e.mapPieces(a); err != nil {
-			return 0, p, err
+			return 0, nil, err
 		}
 	}
 	held := make([]store.Backing, len(set))
@@ -91,11 +90,37 @@ func (e *Engine) restore(set []*alloc.Allocation) (created uint64, p plan.Plan, 
 			continue
 		}
 		if held[i] = e.backings.find(a); held[i] == nil {
-			return 0, p, fmt.Errorf("%v: %w: it has no backing", a, store.ErrLost)
+			return 0, nil, fmt.Errorf("%v: %w: it has no backing", a, store.ErrLost)
 		}
 	}
-	p = plan.Blocks(items(set), e.block)
-	return created, p, e.carry(p, set, held, (*pipeline.Pool).Load)
+	t = e.newTransfer(set, held)
+	return created, t, e.load(t)
+}
+
+// load brings the bytes back, and compares all of them with what was saved, where they are now.
+func (e *Engine) load(t *transfer) error {
+	for n := range t.blocks.Len() {
+		b := t.blocks.At(n)
+		action, entry := plan.Move, t.entry(b)
+		switch entry.State {
+		case store.Zero:
+			action = plan.Zero
+		case store.Dead:
+			action = plan.Dead
+		}
+		t.plan.Add(n, b, action, t.target(b), true)
+	}
+	kernel := e.readyToHash(t)
+	if err := e.run(t, pipeline.Load, kernel); err != nil || !kernel {
+		return err
+	}
+	wrong, err := e.verify(t, func(n int) bool { return t.plan.Action(n) != plan.Dead })
+	if err != nil || len(wrong) == 0 {
+		return err
+	}
+	first := corrupt(t.move(int(wrong[0])))
+	first.More = len(wrong) - 1
+	return first
 }
 
 // createOnce creates what the set lacks, or nothing.

@@ -24,6 +24,7 @@ type Status struct {
 	StagingBytes  uint64      `json:"staging_bytes"`
 	Workers       int         `json:"workers"`
 	BlockBytes    uint64      `json:"block_bytes"`
+	Probes        []tuning    `json:"probes"` // how many workers serve which directories
 	Tags          []TagStatus `json:"tags"`
 	LastPause     *outcome    `json:"last_pause"`
 	LastResume    *outcome    `json:"last_resume"`
@@ -57,7 +58,12 @@ type outcome struct {
 	DeviceBytes uint64  `json:"device_bytes"`
 	HostBytes   uint64  `json:"host_bytes"`
 	DiskBytes   uint64  `json:"disk_bytes"`
+	SkippedZero uint64  `json:"skipped_zero_bytes"`
+	SkippedSame uint64  `json:"skipped_same_bytes"`
+	Unused      uint64  `json:"skipped_unused_bytes"`
+	Kept        uint64  `json:"kept_bytes"`
 	Seconds     float64 `json:"seconds"`
+	Checks      float64 `json:"check_seconds"`
 	GBPerS      float64 `json:"gb_per_s"` // 1e9 logical bytes a second
 	Error       string  `json:"error,omitempty"`
 }
@@ -65,7 +71,9 @@ type outcome struct {
 func newOutcome(r Result, err error) *outcome {
 	o := &outcome{
 		Allocations: r.Allocations, Bytes: r.Bytes, DeviceBytes: r.DeviceBytes,
-		HostBytes: r.HostBytes, DiskBytes: r.DiskBytes, Seconds: r.Duration.Seconds(),
+		HostBytes: r.HostBytes, DiskBytes: r.DiskBytes,
+		SkippedZero: r.SkippedZero, SkippedSame: r.SkippedSame, Unused: r.SkippedUnused, Kept: r.Kept,
+		Seconds: r.Duration.Seconds(), Checks: r.Checks.Seconds(),
 	}
 	if o.Seconds > 0 {
 		o.GBPerS = float64(r.Bytes) / 1e9 / o.Seconds
@@ -121,6 +129,7 @@ func (e *Engine) Status(classes []Class) []byte {
 	e.mu.Lock()
 	s.Disk.Dir, s.StagingBytes = e.diskDir, e.stagingSize
 	s.LastPause, s.LastResume = e.lastPause, e.lastResume
+	s.Probes = append([]tuning{}, e.tunings...)
 	e.mu.Unlock()
 	out, err := json.Marshal(s)
 	if err != nil { // no value above can fail to marshal

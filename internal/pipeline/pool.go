@@ -1,8 +1,11 @@
 // Package pipeline carries blocks between device memory and backings. A fixed pool of workers,
-// each on an OS thread of its own, takes blocks one after the other from the list of moves; a
-// worker copies its next block on the device while it writes (or has the last one copied while
-// it reads) the present one, through two staging blocks of its own. Memory is therefore
-// bounded by the staging buffer, and the order of begun blocks is that of the list.
+// each on an OS thread of its own, takes blocks one after the other; a worker copies its next block
+// on the device while it writes (or has the last one copied while it reads) the present one, through
+// two staging blocks of its own. Memory is therefore bounded by the staging buffer. Blocks in host
+// memory and blocks on disk have queues of their own, so that both move at the same time.
+//
+// What is stored is hashed where it lies on the host, on the worker's stream right behind the copy:
+// the fingerprint is that of the bytes that are written, and costs the worker no wait.
 //
 // Threads: one operation at a time (the engine's operation lock sees to it). Workers never
 // touch the CUDA context of the actor's threads: they have their own, with capture mode relaxed.
@@ -12,9 +15,9 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
-	"sync/atomic"
 
 	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/fingerprint"
 	"github.com/ebb-offload/ebb/internal/mem"
 	"github.com/ebb-offload/ebb/internal/staging"
 	"github.com/ebb-offload/ebb/internal/store"
@@ -27,56 +30,110 @@ type Move struct {
 	Addr           mem.Addr
 	Offset, Length uint64
 	Backing        store.Backing
+
+	// Zero: all bytes are zero. Store marks the block so, with the fingerprint Sum; Load sets the
+	// device memory to zero. Nothing is copied.
+	Zero bool
+	Sum  fingerprint.Sum
 }
 
-// Moves are the moves of one operation. At is called from all workers, once for each index.
+// Moves are moves in order. At is called from all workers, once for each index.
 type Moves struct {
 	Len int
 	At  func(i int) Move
 }
 
-// Pool is the fixed set of workers.
+func (m Moves) part(from, to int) Moves {
+	return Moves{Len: to - from, At: func(i int) Move { return m.At(from + i) }}
+}
+
+// Work is what one operation moves.
+type Work struct {
+	Host, Disk Moves
+
+	// Kernel: fingerprints of what is stored are computed on the device. Otherwise the CPU does it,
+	// and also checks what is loaded, before it is copied to the device.
+	Kernel bool
+}
+
+// Options say what New makes.
+type Options struct {
+	Workers    int    // at most
+	BlockBytes uint64 // no move is longer
+	Key        *fingerprint.Key
+
+	// Mismatch is the error of a block whose bytes are not those that were stored.
+	Mismatch func(Move) error
+}
+
+// Pool is the set of workers. They are started when an operation first wants so many.
 type Pool struct {
 	drv     device.Driver
+	options Options
+	staging *staging.Staging // nil until UseStaging
 	workers []*worker
 	running sync.WaitGroup
 }
 
-// New starts n workers. They create device streams when they first meet a device.
-func New(drv device.Driver, n int) (*Pool, error) {
-	p := &Pool{drv: drv}
-	for i := range n {
-		w := &worker{id: i, drv: drv, jobs: make(chan job), streams: map[int]*[slots]device.Stream{}}
-		started := make(chan error)
-		p.running.Add(1)
-		go w.run(started, &p.running)
-		if err := <-started; err != nil {
-			p.Close()
-			return nil, fmt.Errorf("start worker %d: %w", i, err)
-		}
-		p.workers = append(p.workers, w)
-	}
-	return p, nil
-}
+// New makes a pool, without workers yet.
+func New(drv device.Driver, o Options) *Pool { return &Pool{drv: drv, options: o} }
 
 // UseStaging gives every worker its blocks of st, which must have two for each and outlive the
 // pool. Moves whose backing has no Memory need it.
 func (p *Pool) UseStaging(st *staging.Staging) {
-	for i, w := range p.workers {
-		for s := range slots {
-			w.staging[s] = st.Block(i*slots + s)
-		}
+	p.staging = st
+	for _, w := range p.workers {
+		w.use(st)
 	}
 }
 
-// Store copies the moves from their devices into their backings and returns when every block
-// was accepted. After the first error no further block is begun; that error is returned.
-func (p *Pool) Store(moves Moves) error { return p.do(moves, (*worker).store) }
+// Direction is where moves go.
+type Direction int
 
-// Load copies the moves from their backings to their devices, likewise.
-func (p *Pool) Load(moves Moves) error { return p.do(moves, (*worker).load) }
+// Directions.
+const (
+	Store Direction = iota // from the devices into the backings
+	Load                   // from the backings to the devices
+)
 
-// Close ends the workers and destroys their streams.
+// Run moves everything with so many workers, and returns when every block was accepted. After the
+// first error no further block is begun; that error is returned.
+func (p *Pool) Run(d Direction, work Work, workers int) error {
+	workers = max(1, min(workers, p.options.Workers, work.Host.Len+work.Disk.Len))
+	if err := p.start(workers); err != nil {
+		return err
+	}
+	q := &queues{of: [2]Moves{hostQueue: work.Host, diskQueue: work.Disk}}
+	errs := make(chan error, workers)
+	for i, w := range p.workers[:workers] {
+		w.jobs <- job{direction: d, queues: q, own: ownQueue(i, workers), kernel: work.Kernel, done: errs}
+	}
+	var first error
+	for range workers {
+		if err := <-errs; err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// start sees to it that there are n workers.
+func (p *Pool) start(n int) error {
+	for i := len(p.workers); i < n; i++ {
+		w := &worker{id: i, drv: p.drv, options: &p.options, jobs: make(chan job), streams: map[int]*[slots]device.Stream{}}
+		w.use(p.staging)
+		started := make(chan error)
+		p.running.Add(1)
+		go w.run(started, &p.running)
+		if err := <-started; err != nil {
+			return fmt.Errorf("start worker %d: %w", i, err)
+		}
+		p.workers = append(p.workers, w)
+	}
+	return nil
+}
+
+// Close ends the workers and frees what they made on devices.
 func (p *Pool) Close() {
 	for _, w := range p.workers {
 		close(w.jobs)
@@ -85,44 +142,12 @@ func (p *Pool) Close() {
 	p.workers = nil
 }
 
-func (p *Pool) do(moves Moves, step func(*worker, *queue) error) error {
-	q := &queue{moves: moves}
-	errs := make(chan error, len(p.workers))
-	for _, w := range p.workers {
-		w.jobs <- job{step: step, queue: q, done: errs}
-	}
-	var first error
-	for range p.workers {
-		if err := <-errs; err != nil && first == nil {
-			first = err
-		}
-	}
-	return first
-}
-
-// queue hands out the moves of one operation, each once, in order.
-type queue struct {
-	moves Moves
-	next  atomic.Int64
-	stop  atomic.Bool // a worker failed
-}
-
-func (q *queue) take() *Move {
-	if q.stop.Load() {
-		return nil
-	}
-	i := q.next.Add(1) - 1
-	if i >= int64(q.moves.Len) {
-		return nil
-	}
-	m := q.moves.At(int(i))
-	return &m
-}
-
 type job struct {
-	step  func(*worker, *queue) error
-	queue *queue
-	done  chan<- error
+	direction Direction
+	queues    *queues
+	own       int // the queue to begin with
+	kernel    bool
+	done      chan<- error
 }
 
 // run is the goroutine of a worker. The thread ends with it, since it never unlocks.
@@ -137,7 +162,7 @@ func (w *worker) run(started chan<- error, running *sync.WaitGroup) {
 	for j := range w.jobs {
 		j.done <- w.guard(j)
 	}
-	w.destroyStreams()
+	w.destroy()
 }
 
 // guard turns a panic of a step into an error: a defect of ebb must not end the actor.
@@ -148,8 +173,11 @@ func (w *worker) guard(j job) (err error) {
 			w.drain()
 		}
 		if err != nil {
-			j.queue.stop.Store(true)
+			j.queues.stop.Store(true)
 		}
 	}()
-	return j.step(w, j.queue)
+	if j.direction == Store {
+		return w.store(j)
+	}
+	return w.load(j)
 }

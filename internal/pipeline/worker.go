@@ -6,6 +6,8 @@ import (
 	"unsafe"
 
 	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/fingerprint"
+	"github.com/ebb-offload/ebb/internal/staging"
 	"github.com/ebb-offload/ebb/internal/store"
 )
 
@@ -19,15 +21,28 @@ const slots = 2
 type worker struct {
 	id      int
 	drv     device.Driver
+	options *Options
 	jobs    chan job
-	staging [slots][]byte // nil until UseStaging
+	staging [slots][]byte        // nil until use
+	hashers [slots]device.Hasher // nil until first needed
 	streams map[int]*[slots]device.Stream
 	current int // device whose context is current on the thread; meaningful when streams is not empty
 }
 
-// inflight is a block whose device copy was begun in a slot.
+// use gives the worker its blocks of the staging buffer.
+func (w *worker) use(st *staging.Staging) {
+	if st == nil {
+		return
+	}
+	for s := range slots {
+		w.staging[s] = st.Block(w.id*slots + s)
+	}
+}
+
+// inflight is a block whose device work was begun in a slot.
 type inflight struct {
 	move   *Move
+	slot   int
 	host   []byte // where the bytes are or come from: the slot's staging block, or the backing's memory
 	direct bool   // host is the backing's memory
 	stream device.Stream
@@ -38,12 +53,12 @@ func (b *inflight) failed(doing string, err error) error {
 }
 
 // store copies blocks to the host and writes them: while one is written, the next is copied.
-func (w *worker) store(q *queue) error {
-	cur, err := w.beginCopyOut(q, 0)
+func (w *worker) store(j job) error {
+	cur, err := w.beginCopyOut(j, 0)
 	for slot := 1; cur != nil && err == nil; slot = (slot + 1) % slots {
 		var next *inflight
-		next, err = w.beginCopyOut(q, slot)
-		if e := w.finishCopyOut(cur); err == nil {
+		next, err = w.beginCopyOut(j, slot)
+		if e := w.finishCopyOut(j, cur); err == nil {
 			err = e
 		}
 		cur = next
@@ -54,35 +69,76 @@ func (w *worker) store(q *queue) error {
 	return err
 }
 
-// beginCopyOut takes the next move and begins its copy in a slot; nil when there is none left.
-func (w *worker) beginCopyOut(q *queue, slot int) (*inflight, error) {
-	b, err := w.take(q, slot)
-	if b == nil || err != nil {
+// beginCopyOut takes the next move that copies, and begins the copy in a slot, and the hash of what
+// arrives; nil when there is none left. Moves without a copy are done on the way.
+func (w *worker) beginCopyOut(j job, slot int) (*inflight, error) {
+	m := j.queues.take(j.own)
+	for ; m != nil && m.Zero; m = j.queues.take(j.own) {
+		m.Backing.Mark(m.Offset, store.Block{State: store.Zero, Sum: m.Sum, Known: true})
+	}
+	if m == nil {
+		return nil, nil
+	}
+	b, err := w.place(m, slot)
+	if err != nil {
 		return nil, err
 	}
-	if err := w.drv.CopyToHost(unsafe.Pointer(unsafe.SliceData(b.host)), b.move.Addr, b.move.Length, b.stream); err != nil {
+	if b.direct { // what is said about the block is not true from here on
+		m.Backing.Mark(m.Offset, store.Block{State: store.Absent})
+	}
+	if err := w.drv.CopyToHost(unsafe.Pointer(unsafe.SliceData(b.host)), m.Addr, m.Length, b.stream); err != nil {
 		return nil, b.failed("copy to the host", err)
+	}
+	if j.kernel {
+		if err := w.hash(b); err != nil {
+			_ = w.drv.StreamSynchronize(b.stream) // the copy may still write to the slot
+			return nil, b.failed("hash the copy of", err)
+		}
 	}
 	return b, nil
 }
 
-func (w *worker) finishCopyOut(b *inflight) error {
+// hash begins the hash of a block in host memory, on the stream of its copy.
+func (w *worker) hash(b *inflight) error {
+	h := w.hashers[b.slot]
+	if h == nil {
+		var err error
+		if h, err = w.drv.NewHasher(w.options.Key, fingerprint.Tiles(w.options.BlockBytes)); err != nil {
+			return err
+		}
+		w.hashers[b.slot] = h
+	}
+	at, err := w.drv.HostDevicePointer(unsafe.Pointer(unsafe.SliceData(b.host)))
+	if err != nil {
+		return err
+	}
+	_, err = h.Launch([]device.Span{{Addr: at, Bytes: b.move.Length}}, b.stream)
+	return err
+}
+
+func (w *worker) finishCopyOut(j job, b *inflight) error {
 	if err := w.drv.StreamSynchronize(b.stream); err != nil {
 		return b.failed("copy to the host", err)
 	}
+	entry := store.Block{State: store.Stored, Known: true}
+	if j.kernel {
+		entry.Sum, _ = w.hashers[b.slot].Sum(0)
+	} else {
+		entry.Sum, _ = w.drv.HostFingerprint(w.options.Key, b.host)
+	}
 	if b.direct {
-		b.move.Backing.Mark(b.move.Offset, store.Block{State: store.Stored})
+		b.move.Backing.Mark(b.move.Offset, entry)
 		return nil
 	}
-	if err := b.move.Backing.WriteBlock(b.move.Offset, b.host, store.Block{State: store.Stored}); err != nil {
+	if err := b.move.Backing.WriteBlock(b.move.Offset, b.host, entry); err != nil {
 		return b.failed("save", err)
 	}
 	return nil
 }
 
 // load reads blocks and copies them to the device: while one is copied, the next is read.
-func (w *worker) load(q *queue) error {
-	var busy [slots]*inflight // blocks whose copy was begun and not waited for
+func (w *worker) load(j job) error {
+	var busy [slots]*inflight // blocks whose device work was begun and not waited for
 	var err error
 	for slot := 0; err == nil; slot = (slot + 1) % slots {
 		if b := busy[slot]; b != nil { // its staging block is needed again
@@ -91,21 +147,11 @@ func (w *worker) load(q *queue) error {
 				break
 			}
 		}
-		var b *inflight
-		if b, err = w.take(q, slot); b == nil || err != nil {
+		m := j.queues.take(j.own)
+		if m == nil {
 			break
 		}
-		if !b.direct {
-			if err = b.move.Backing.ReadBlock(b.move.Offset, b.host); err != nil {
-				err = b.failed("restore", err)
-				break
-			}
-		}
-		if err = w.drv.CopyToDevice(b.move.Addr, unsafe.Pointer(unsafe.SliceData(b.host)), b.move.Length, b.stream); err != nil {
-			err = b.failed("copy to the device", err)
-			break
-		}
-		busy[slot] = b
+		busy[slot], err = w.beginCopyIn(j, m, slot)
 	}
 	for _, b := range busy {
 		if b == nil {
@@ -118,6 +164,36 @@ func (w *worker) load(q *queue) error {
 	return err
 }
 
+// beginCopyIn reads a block into a slot and begins its copy to the device.
+func (w *worker) beginCopyIn(j job, m *Move, slot int) (*inflight, error) {
+	b, err := w.place(m, slot)
+	if err != nil {
+		return nil, err
+	}
+	if m.Zero {
+		if err := w.drv.MemsetZero(m.Addr, m.Length, b.stream); err != nil {
+			return nil, b.failed("set to zero", err)
+		}
+		return b, nil
+	}
+	if !b.direct {
+		if err := m.Backing.ReadBlock(m.Offset, b.host); err != nil {
+			return nil, b.failed("restore", err)
+		}
+	}
+	if !j.kernel {
+		if entry := m.Backing.Block(m.Offset); entry.Known {
+			if sum, _ := w.drv.HostFingerprint(w.options.Key, b.host); sum != entry.Sum {
+				return nil, w.options.Mismatch(*m)
+			}
+		}
+	}
+	if err := w.drv.CopyToDevice(m.Addr, unsafe.Pointer(unsafe.SliceData(b.host)), m.Length, b.stream); err != nil {
+		return nil, b.failed("copy to the device", err)
+	}
+	return b, nil
+}
+
 func (w *worker) waitCopyIn(b *inflight) error {
 	if err := w.drv.StreamSynchronize(b.stream); err != nil {
 		return b.failed("copy to the device", err)
@@ -125,19 +201,18 @@ func (w *worker) waitCopyIn(b *inflight) error {
 	return nil
 }
 
-// take gets the next move, makes its device current and finds the host memory for it.
-func (w *worker) take(q *queue, slot int) (*inflight, error) {
-	m := q.take()
-	if m == nil {
-		return nil, nil
-	}
+// place makes the move's device current and finds the host memory for it.
+func (w *worker) place(m *Move, slot int) (*inflight, error) {
 	streams, err := w.useDevice(m.Device)
 	if err != nil {
 		return nil, err
 	}
-	b := &inflight{move: m, stream: streams[slot]}
-	if memory := m.Backing.Memory(m.Offset); memory != nil {
-		b.host, b.direct = memory, true
+	b := &inflight{move: m, slot: slot, stream: streams[slot]}
+	if m.Zero {
+		return b, nil
+	}
+	if b.host = m.Backing.Memory(m.Offset); b.host != nil {
+		b.direct = true
 	} else {
 		b.host = w.staging[slot][:m.Length]
 	}
@@ -186,14 +261,20 @@ func (w *worker) drain() {
 	}
 }
 
-func (w *worker) destroyStreams() {
+// destroy frees what the worker made on devices. What it cannot free is gone with its device.
+func (w *worker) destroy() {
 	for dev := range w.streams {
 		s, err := w.useDevice(dev)
 		if err != nil {
-			continue // the device is gone, and its streams with it
+			continue
 		}
 		for _, one := range s {
 			_ = w.drv.StreamDestroy(one)
+		}
+	}
+	for _, h := range w.hashers {
+		if h != nil {
+			_ = h.Close()
 		}
 	}
 }

@@ -1,11 +1,11 @@
 // Package plan decides what moves where in a pause or a resume: pure functions from a list of
-// allocations to a list of block moves. It knows no driver, no file and no lock.
+// allocations to the blocks that move. It knows no driver, no file and no lock.
 package plan
 
 import "sort"
 
 // Target is where the bytes of an allocation go.
-type Target int
+type Target uint8
 
 // Targets.
 const (
@@ -20,62 +20,142 @@ type Item struct {
 	Target Target
 }
 
-// Move is one block: Length bytes at Offset of items[Item]. Offset is a multiple of the block
-// size and only the last block of an item is shorter.
-type Move struct {
+// Block is Length bytes at Offset of items[Item]. Offset is a multiple of the block size and only
+// the last block of an item is shorter.
+type Block struct {
 	Item           int
 	Offset, Length uint64
-	Target         Target
+	Target         Target // of its item
 }
 
-// Plan is the moves of one operation, in the order in which they are begun. It holds a number
-// for each item, not for each move, so that its size does not grow with that of the items.
-type Plan struct {
-	Bytes     uint64 // logical bytes of all items
-	HostBytes uint64 // bytes of the moves by target
-	DiskBytes uint64
-
+// Blocks are the blocks of all items that are kept, numbered in the order of the items. It holds a
+// number for each item, not for each block.
+type Blocks struct {
 	items []Item
-	block uint64
-	ends  []int // ends[i]: number of moves of items[:i+1]
+	size  uint64
+	ends  []int // ends[i]: number of blocks of items[:i+1]
 }
 
-// Blocks cuts items into moves of at most blockBytes. The items keep their order, so that a
-// file is written front to back; discarded items make no moves. blockBytes must not be 0.
-func Blocks(items []Item, blockBytes uint64) Plan {
-	p := Plan{items: items, block: blockBytes, ends: make([]int, len(items))}
-	moves := 0
+// Cut cuts items into blocks of at most blockBytes, which must not be 0. Discarded items have none.
+func Cut(items []Item, blockBytes uint64) Blocks {
+	b := Blocks{items: items, size: blockBytes, ends: make([]int, len(items))}
+	n := 0
 	for i, it := range items {
-		p.Bytes += it.Size
-		switch it.Target {
-		case Host:
-			p.HostBytes += it.Size
-		case Disk:
-			p.DiskBytes += it.Size
-		}
 		if it.Target != Discard {
-			moves += int((it.Size + blockBytes - 1) / blockBytes)
+			n += int((it.Size + blockBytes - 1) / blockBytes)
 		}
-		p.ends[i] = moves
+		b.ends[i] = n
 	}
-	return p
+	return b
 }
 
-// Moves is the number of moves.
-func (p *Plan) Moves() int {
-	if len(p.ends) == 0 {
+// Len is the number of blocks.
+func (b *Blocks) Len() int {
+	if len(b.ends) == 0 {
 		return 0
 	}
-	return p.ends[len(p.ends)-1]
+	return b.ends[len(b.ends)-1]
 }
 
-// Move is the n-th move, 0 ≤ n < Moves().
-func (p *Plan) Move(n int) Move {
-	item := sort.SearchInts(p.ends, n+1)
+// At is the n-th block, 0 ≤ n < Len().
+func (b *Blocks) At(n int) Block {
+	item := sort.SearchInts(b.ends, n+1)
 	if item > 0 {
-		n -= p.ends[item-1]
+		n -= b.ends[item-1]
 	}
-	it := p.items[item]
-	off := uint64(n) * p.block
-	return Move{Item: item, Offset: off, Length: min(p.block, it.Size-off), Target: it.Target}
+	it := b.items[item]
+	off := uint64(n) * b.size
+	return Block{Item: item, Offset: off, Length: min(b.size, it.Size-off), Target: it.Target}
+}
+
+// Action is what becomes of a block.
+type Action uint8
+
+// Actions.
+const (
+	Move Action = iota // its bytes are copied
+	Zero               // all its bytes are zero: that is noted, or they are set to zero
+	Same               // its backup holds its bytes already
+	Dead               // nobody needs its bytes
+)
+
+// Facts are what is known of a block that is to be paused.
+type Facts struct {
+	Zero   bool // all its bytes are zero
+	Same   bool // its backup holds the same bytes
+	Unused bool // its owner said that the bytes are not needed
+}
+
+// Pause decides about one block. Zeros come first, since they cost nothing and are right whatever
+// else is known; bytes that nobody needs are not worth reading back, even where they are stored.
+func Pause(f Facts) Action {
+	switch {
+	case f.Zero:
+		return Zero
+	case f.Unused:
+		return Dead
+	case f.Same:
+		return Same
+	default:
+		return Move
+	}
+}
+
+// Plan is what one operation does with its blocks. It holds one byte for each block, and one small
+// number for each that is worked on.
+type Plan struct {
+	Host []int32 // numbers of the blocks for the queue of host memory, in order
+	Disk []int32 // numbers of the blocks for the queue of files, in order
+
+	HostBytes, DiskBytes            uint64 // to move, by target
+	ZeroBytes, SameBytes, DeadBytes uint64 // of the other blocks
+
+	actions []Action // by number of the block
+}
+
+// New is a plan for n blocks, without any.
+func New(n int) Plan { return Plan{actions: make([]Action, n)} }
+
+// Action is what becomes of block n.
+func (p *Plan) Action(n int) Action { return p.actions[n] }
+
+// Add enters block n. target is where its bytes are: what is on disk and what is not has queues of
+// its own, so that both move at the same time. A zero block is in a queue only where its memory has
+// to be set to zero (set), on whichever side.
+func (p *Plan) Add(n int, b Block, a Action, target Target, set bool) {
+	p.actions[n] = a
+	switch {
+	case a == Move && target == Disk:
+		p.Disk = append(p.Disk, int32(n))
+		p.DiskBytes += b.Length
+	case a == Move:
+		p.Host = append(p.Host, int32(n))
+		p.HostBytes += b.Length
+	case a == Zero:
+		if set {
+			p.Host = append(p.Host, int32(n))
+		}
+		p.ZeroBytes += b.Length
+	case a == Same:
+		p.SameBytes += b.Length
+	case a == Dead:
+		p.DeadBytes += b.Length
+	}
+}
+
+// Again begins new queues, for blocks that turned out to have changed.
+func (p *Plan) Again() { p.Host, p.Disk = nil, nil }
+
+// Move enters block n in the new queues, whatever was decided about it before. Bytes that move
+// twice count twice.
+func (p *Plan) Move(n int, b Block, target Target) {
+	switch p.actions[n] {
+	case Zero:
+		p.ZeroBytes -= b.Length
+	case Same:
+		p.SameBytes -= b.Length
+	case Dead:
+		p.DeadBytes -= b.Length
+	}
+	p.Add(n, b, Move, target, false)
 }

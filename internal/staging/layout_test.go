@@ -18,19 +18,19 @@ func TestLayoutCutsTheChunk(t *testing.T) {
 	}{
 		{1 * mib, 1, 8 * mib, 512 * kib, 2, 1},
 		{1 * mib, 4, 8 * mib, 128 * kib, 8, 4},
-		{1 * mib, 8, 8 * mib, 64 * kib, 16, 8},
-		{1 * mib, 16, 8 * mib, 64 * kib, 16, 8}, // too small for 16: fewer workers
-		{16 * mib, 4, 8 * mib, 2 * mib, 8, 4},
-		{16 * mib, 8, 8 * mib, 1 * mib, 16, 8},
-		{100 * mib, 8, 8 * mib, 4 * mib, 16, 8},    // not a power of two
-		{256 * mib, 4, 8 * mib, 8 * mib, 8, 4},     // blocks stop growing at the limit
-		{256 * mib, 8, 8 * mib, 8 * mib, 16, 8},    //
-		{256 * mib, 8, 3 * mib, 2 * mib, 16, 8},    // a limit that is no power of two
-		{256 * mib, 8, 1, 64 * kib, 16, 8},         // a limit below the smallest block
-		{1024 * mib, 16, 8 * mib, 8 * mib, 32, 16}, //
-		{1024 * mib, 16, 64 * mib, 32 * mib, 32, 16},
+		{1 * mib, 8, 8 * mib, 128 * kib, 8, 4}, // a few workers before larger blocks
+		{1 * mib, 16, 8 * mib, 128 * kib, 8, 4},
+		{16 * mib, 16, 4 * mib, 2 * mib, 8, 4},
+		{32 * mib, 16, 4 * mib, 4 * mib, 8, 4},
+		{64 * mib, 16, 4 * mib, 4 * mib, 16, 8}, // and then more workers
+		{100 * mib, 16, 4 * mib, 4 * mib, 24, 12},
+		{256 * mib, 16, 4 * mib, 4 * mib, 32, 16}, // the rest of the chunk is not taken
+		{256 * mib, 4, 8 * mib, 8 * mib, 8, 4},    // blocks stop growing at the limit
+		{256 * mib, 8, 3 * mib, 2 * mib, 16, 8},   // a limit that is no power of two
+		{256 * mib, 8, 1, 64 * kib, 16, 8},        // a limit below the smallest block
 		{1024*mib + 5, 16, 8 * mib, 8 * mib, 32, 16},
-		{128 * kib, 8, 8 * mib, 64 * kib, 2, 1}, // the smallest chunk
+		{256 * kib, 16, 8 * mib, 64 * kib, 4, 2}, // too small for a few
+		{128 * kib, 8, 8 * mib, 64 * kib, 2, 1},  // the smallest chunk
 		{128*kib - 1, 1, 8 * mib, 0, 0, 0},
 		{0, 1, 8 * mib, 0, 0, 0},
 		{16 * mib, 0, 8 * mib, 8 * mib, 2, 1}, // no number of workers counts as one
@@ -57,9 +57,11 @@ func TestLayoutOfAnyChunk(t *testing.T) {
 			t.Fatalf("%d blocks of %d are more than the chunk", blocks, block)
 		case serve < 1 || serve > workers || blocks != 2*serve:
 			t.Fatalf("%d blocks serve %d workers", blocks, serve)
-		case serve < workers && block != MinBlock:
+		case serve < min(workers, fewWorkers) && block != MinBlock:
 			t.Fatalf("workers were given up for blocks of %d bytes", block)
-		case block*2 <= maxBlock && 2*uint64(serve)*block*2 <= chunk && serve == workers:
+		case serve < workers && uint64(blocks+2)*block <= chunk:
+			t.Fatalf("%d workers of %d, though the chunk has room for more", serve, workers)
+		case block*2 <= maxBlock && 2*uint64(min(workers, fewWorkers))*block*2 <= chunk:
 			t.Fatalf("blocks of %d bytes could be larger", block)
 		}
 	})

@@ -22,7 +22,7 @@ import (
 // Options say what New makes.
 type Options struct {
 	ChunkBytes uint64 // at most this much memory is taken
-	Workers    int    // how many workers want two blocks each
+	Workers    int    // how many workers want two blocks each, at most
 	MaxBlock   uint64 // largest block; 0: DefaultMaxBlock
 	NUMANode   int    // node whose memory is used; negative: any
 
