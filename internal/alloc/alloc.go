@@ -18,11 +18,16 @@
 // that was removed belongs to the caller of Remove. Hold keeps one from being removed while its
 // memory or backup is read. Everything else about an allocation is fixed when it is made.
 //
-// Lock: Table.mu is held for table look-ups and state changes only, never while anything else
-// is called. It comes last in every lock order.
+// There are two kinds. A Range is memory that ebb made an address range for. An Object is
+// physical memory that its owner maps where it likes, at no address or at several; see object.go.
+//
+// Locks: Table.calls orders what owners do to their memory against BeginPause and BeginResume,
+// and may be held over driver calls; see Table.Owner. Table.mu is held for look-ups and state
+// changes only, never while anything else is called. It comes last in every lock order.
 package alloc
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -82,24 +87,48 @@ type Piece struct {
 	Access         []mem.Access
 }
 
-// Allocation is a managed address range.
+// Kind of an allocation.
+type Kind int
+
+// Kinds.
+const (
+	Range  Kind = iota // an address range of ebb's own
+	Object             // physical memory that its owner maps
+)
+
+// Allocation is managed memory.
 type Allocation struct {
 	ID       uint64 // unique in the process, never used again
-	Base     mem.Addr
-	Size     uint64 // logical bytes, as asked for
-	Reserved uint64 // bytes of address range: Size rounded up to the granularity
+	Kind     Kind
+	Base     mem.Addr // of a Range; 0 for an Object
+	Size     uint64   // logical bytes, as asked for
+	Reserved uint64   // bytes of physical memory: Size rounded up to the granularity
 	Device   int
 	Tag      string
 	Backup   Backup
 	Mmap     bool    // BackupCPU in plain instead of pinned memory
 	Pieces   []Piece // in order of Offset; see the package comment for who may touch them
+	Owned            // of an Object
 
 	// Guarded by Table.mu.
 	state State
-	holds int // readers; see Hold
+	holds int    // readers; see Hold
+	kept  string // why a pause leaves it active; see Keep
+}
+
+// At is the address through which the engine copies the allocation's bytes while a pause or
+// resume has it.
+func (a *Allocation) At() mem.Addr {
+	if a.Kind == Object {
+		return a.Through
+	}
+	return a.Base
 }
 
 func (a *Allocation) String() string {
+	if a.Kind == Object {
+		return fmt.Sprintf("memory object %d (tag %q, device %d, %d bytes)", a.ID, a.Tag, a.Device, a.Size)
+	}
 	return fmt.Sprintf("allocation %d (tag %q, device %d, %d bytes at %v)", a.ID, a.Tag, a.Device, a.Size, a.Base)
 }
 
@@ -111,32 +140,42 @@ var (
 
 // Table holds the allocations of one process. The zero value is not usable; see New.
 type Table struct {
+	calls sync.Mutex // see Owner
+
 	mu      sync.Mutex
-	settled *sync.Cond // signalled when an allocation leaves Pausing or Resuming, or its last hold
-	sorted  []*Allocation
-	tags    map[string]bool // every tag that an allocation ever carried
+	settled *sync.Cond                 // signalled when an allocation leaves Pausing or Resuming, or its last hold
+	sorted  []*Allocation              // Ranges by address
+	objects map[mem.Handle]*Allocation // by virtual handle
+	mapped  []*Mapping                 // of all objects, by address
+	tags    map[string]bool            // every tag that an allocation ever carried
 	nextID  uint64
 }
 
 // New returns an empty table.
 func New() *Table {
-	t := &Table{tags: map[string]bool{}}
+	t := &Table{objects: map[mem.Handle]*Allocation{}, tags: map[string]bool{}}
 	t.settled = sync.NewCond(&t.mu)
 	return t
 }
 
-// Add enters a new allocation in state Active and gives it its ID.
+// Add enters a new allocation in state Active and gives it its ID; an Object also gets its
+// virtual handle.
 func (t *Table) Add(a *Allocation) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.nextID++
 	a.ID, a.state = t.nextID, Active
 	t.tags[a.Tag] = true
+	if a.Kind == Object {
+		a.Virtual = handleBits | mem.Handle(a.ID)
+		t.objects[a.Virtual] = a
+		return
+	}
 	i := t.search(a.Base)
 	t.sorted = slices.Insert(t.sorted, i, a)
 }
 
-// Remove takes the allocation that begins at base out of the table and returns it with the
+// Remove takes the Range that begins at base out of the table and returns it with the
 // state it had. It waits while the allocation is part of a pause or resume, or held.
 func (t *Table) Remove(base mem.Addr) (*Allocation, State, error) {
 	t.mu.Lock()
@@ -155,7 +194,8 @@ func (t *Table) Remove(base mem.Addr) (*Allocation, State, error) {
 	}
 }
 
-// Find returns the allocation whose range contains [addr, addr+size), and its state.
+// Find returns the allocation that contains [addr, addr+size), and its state: a Range, or an
+// Object with a mapping that does.
 func (t *Table) Find(addr mem.Addr, size uint64) (*Allocation, State, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -168,16 +208,36 @@ func (t *Table) Find(addr mem.Addr, size uint64) (*Allocation, State, error) {
 
 // find is Find with mu held.
 func (t *Table) find(addr mem.Addr, size uint64) (*Allocation, error) {
-	i := t.search(addr + 1) // first base above addr
-	if i == 0 {
-		return nil, ErrNotManaged
-	}
-	a := t.sorted[i-1]
-	off := uint64(addr - a.Base)
-	if off >= a.Size || size > a.Size-off {
+	a, _, room := t.place(addr)
+	if a == nil || size > room {
 		return nil, ErrNotManaged
 	}
 	return a, nil
+}
+
+// place returns the allocation at an address, the offset in it and the bytes from there to its
+// end, or to that of the mapping; nil and 0 where there is none. Called with mu held.
+func (t *Table) place(addr mem.Addr) (a *Allocation, off, room uint64) {
+	if i := t.search(addr + 1); i > 0 { // first base above addr
+		a = t.sorted[i-1]
+		if off = uint64(addr - a.Base); off < a.Size {
+			return a, off, a.Size - off
+		}
+	}
+	if m := t.mappingAt(addr); m != nil {
+		off = uint64(addr - m.Addr)
+		return m.Of, m.Offset + off, m.Length - off
+	}
+	return nil, 0, 0
+}
+
+// Place is where an address lies: the offset in its allocation, and the bytes from there to the
+// end of the Range or mapping. It is of use only while the allocation is held.
+func (t *Table) Place(addr mem.Addr) (off, room uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, off, room = t.place(addr)
+	return off, room
 }
 
 // Hold is Find, and keeps the allocation from being removed until Unhold. It does not keep its
@@ -201,7 +261,7 @@ func (t *Table) Unhold(a *Allocation) {
 	t.settled.Broadcast()
 }
 
-// Has reports whether an allocation begins at base.
+// Has reports whether a Range begins at base.
 func (t *Table) Has(base mem.Addr) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -213,25 +273,36 @@ func (t *Table) Has(base mem.Addr) bool {
 func (t *Table) Len() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return len(t.sorted)
+	return len(t.sorted) + len(t.objects)
 }
 
 // AnyPaused reports whether an allocation is paused, or being resumed.
 func (t *Table) AnyPaused() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.ContainsFunc(t.sorted, func(a *Allocation) bool { return a.state == Paused || a.state == Resuming })
+	return slices.ContainsFunc(t.all(), func(a *Allocation) bool { return a.state == Paused || a.state == Resuming })
 }
 
-// All lists the allocations by address.
+// All lists the allocations: Ranges by address, then Objects by age.
 func (t *Table) All() []*Allocation {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.Clone(t.sorted)
+	return t.all()
 }
 
-// BeginPause moves the active allocations with one of the tags (no tags: all) to Pausing and
-// returns them by address. A tag that no allocation ever carried is an error and nothing moves.
+// all is All with mu held.
+func (t *Table) all() []*Allocation {
+	list := slices.Grow(slices.Clone(t.sorted), len(t.objects))
+	for _, a := range t.objects {
+		list = append(list, a)
+	}
+	slices.SortFunc(list[len(t.sorted):], func(a, b *Allocation) int { return cmp.Compare(a.ID, b.ID) })
+	return list
+}
+
+// BeginPause moves the active allocations with one of the tags (no tags: all) to Pausing, but for
+// those that are kept, and returns them in the order of All. A tag that no allocation ever carried
+// is an error and nothing moves. It waits while an owner's call is under way.
 func (t *Table) BeginPause(tags []string) ([]*Allocation, error) {
 	return t.begin(tags, Active, Pausing)
 }
@@ -242,6 +313,8 @@ func (t *Table) BeginResume(tags []string) ([]*Allocation, error) {
 }
 
 func (t *Table) begin(tags []string, from, to State) ([]*Allocation, error) {
+	t.calls.Lock()
+	defer t.calls.Unlock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, tag := range tags {
@@ -250,13 +323,18 @@ func (t *Table) begin(tags []string, from, to State) ([]*Allocation, error) {
 		}
 	}
 	var set []*Allocation
-	for _, a := range t.sorted {
-		if a.state == from && (len(tags) == 0 || slices.Contains(tags, a.Tag)) {
+	for _, a := range t.all() {
+		if a.state == from && a.kept == "" && named(a, tags) {
 			a.state = to
 			set = append(set, a)
 		}
 	}
 	return set, nil
+}
+
+// named says whether an allocation has one of the tags; no tags name all.
+func named(a *Allocation, tags []string) bool {
+	return len(tags) == 0 || slices.Contains(tags, a.Tag)
 }
 
 // Settle ends the transition of allocations in Pausing or Resuming. to is Active or Paused.
@@ -283,7 +361,7 @@ func (t *Table) Summary() []Tag {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	byTag := map[string]*Tag{}
-	for _, a := range t.sorted {
+	for _, a := range t.all() {
 		s := byTag[a.Tag]
 		if s == nil {
 			s = &Tag{Tag: a.Tag, Paused: map[Backup]uint64{}}

@@ -50,6 +50,9 @@ type Driver interface {
 	MemMap(addr mem.Addr, size, offset uint64, h mem.Handle) error
 	MemUnmap(addr mem.Addr, size uint64) error
 	MemSetAccess(addr mem.Addr, size uint64, access []mem.Access) error
+	// MemExport writes a shareable handle of that CUmemAllocationHandleType; what is at dst must
+	// have its size.
+	MemExport(dst unsafe.Pointer, h mem.Handle, handleType int32, flags uint64) error
 
 	// PrimaryContext retains a device's primary context on first use and returns it. The
 	// context is kept for the life of the process.
@@ -140,6 +143,10 @@ const (
 	CodeOutOfMemory    Code = 2
 	CodeNotInitialized Code = 3
 	CodeDeinitialized  Code = 4
+	CodeInvalidDevice  Code = 101
+	CodeIllegalState   Code = 401
+	CodeNotSupported   Code = 801
+	CodeUnknown        Code = 999
 
 	// The range of the stream capture errors.
 	CodeCaptureFirst Code = 900

@@ -122,7 +122,8 @@ func (e *Engine) BackupPointer(addr mem.Addr, size uint64) (unsafe.Pointer, erro
 	if backing == nil {
 		return nil, fmt.Errorf("%w: %v has no backup now: it is not paused, and none was retained", ErrState, a)
 	}
-	p, err := backing.Pointer(uint64(addr - a.Base))
+	off, _ := e.table.Place(addr)
+	p, err := backing.Pointer(off)
 	if err != nil {
 		return nil, fmt.Errorf("%w: backup of %v: %w", ErrState, a, err)
 	}

@@ -159,8 +159,11 @@ func (e *Engine) isPrimary(ctx device.Context) bool {
 	return false
 }
 
-// mapPieces maps the pieces that are not mapped, and grants access where that was not done.
+// mapPieces maps what is not mapped, and grants access where that was not done.
 func (e *Engine) mapPieces(a *alloc.Allocation) error {
+	if a.Kind == alloc.Object {
+		return e.mapObject(a)
+	}
 	for i := range a.Pieces {
 		p := &a.Pieces[i]
 		at := a.Base + mem.Addr(p.Offset)
@@ -185,6 +188,9 @@ func (e *Engine) mapPieces(a *alloc.Allocation) error {
 // driver. It goes on after an error, so that as much as possible is released, and returns the
 // bytes released. A piece that could not be unmapped stays mapped, with its memory.
 func (e *Engine) releasePieces(a *alloc.Allocation) (released uint64, err error) {
+	if a.Kind == alloc.Object {
+		return e.releaseObject(a)
+	}
 	for i := range a.Pieces {
 		p := &a.Pieces[i]
 		if p.Mapped {

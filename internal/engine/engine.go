@@ -76,7 +76,8 @@ type Engine struct {
 
 	mu          sync.Mutex // guards the fields below
 	devices     map[int]*deviceState
-	diskDir     string // directory setting of the latest pause
+	peers       map[int]map[int]bool // by device: who may use its memory
+	diskDir     string               // directory setting of the latest pause
 	lastPause   *outcome
 	lastResume  *outcome
 	stagingSize uint64 // bytes of staging held, for status
@@ -104,7 +105,7 @@ func Start(c Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{drv: drv, config: c, table: alloc.New(), devices: map[int]*deviceState{}}
+	e := &Engine{drv: drv, config: c, table: alloc.New(), devices: map[int]*deviceState{}, peers: map[int]map[int]bool{}}
 	e.hash = hashing{key: key, loaded: map[int]bool{}}
 	e.gate = newGate(e.table.AnyPaused)
 	e.log = log.New(newFDWriter(c.LogFD), logPrefix(c.Identity), 0)

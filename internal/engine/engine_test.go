@@ -60,7 +60,7 @@ func newRig(t testing.TB) *rig {
 	t.Cleanup(func() {
 		r.fault("")
 		for _, a := range r.table.All() {
-			if err := e.Free(a.Base, false); err != nil {
+			if err := r.drop(a); err != nil {
 				t.Errorf("free %v at the end: %v", a, err)
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
@@ -17,14 +18,21 @@ type Region struct {
 	Mmap   bool // CPU backup in plain instead of pinned memory
 }
 
+func (r Region) check() error {
+	if r.Backup < alloc.BackupNone || r.Backup > alloc.BackupDisk {
+		return fmt.Errorf("%w: backup mode %d", ErrInvalid, r.Backup)
+	}
+	return nil
+}
+
 // Malloc makes managed memory of size bytes on a device. margin is the number of bytes that
 // must stay free on the device; an allocation that would not leave them is refused.
 func (e *Engine) Malloc(size uint64, dev int, r Region, margin uint64) (mem.Addr, error) {
 	if size == 0 {
 		return 0, fmt.Errorf("%w: allocation of 0 bytes", ErrInvalid)
 	}
-	if r.Backup < alloc.BackupNone || r.Backup > alloc.BackupDisk {
-		return 0, fmt.Errorf("%w: backup mode %d", ErrInvalid, r.Backup)
+	if err := r.check(); err != nil {
+		return 0, err
 	}
 	d, err := e.deviceState(dev)
 	if err != nil {
@@ -39,25 +47,37 @@ func (e *Engine) Malloc(size uint64, dev int, r Region, margin uint64) (mem.Addr
 	if !ok {
 		return 0, &DeviceMemoryError{Device: dev, Need: size}
 	}
+	access := e.rangeAccess(dev)
 	a := &alloc.Allocation{
 		Size: size, Reserved: reserved, Device: dev, Tag: r.Tag, Backup: r.Backup, Mmap: r.Mmap,
-		Pieces: []alloc.Piece{{Length: reserved, Props: d.props, Access: []mem.Access{mem.ReadWrite(dev)}}},
+		Pieces: []alloc.Piece{{Length: reserved, Props: d.props, Access: access}},
 	}
 	if err := e.back(a); err != nil {
 		return 0, fmt.Errorf("allocate %d bytes on device %d: %w", size, dev, err)
 	}
 	e.table.Add(a)
+	if !slices.Equal(access, e.rangeAccess(dev)) { // it changed meanwhile
+		if err := e.grantPeers(a); err != nil {
+			return 0, errors.Join(err, e.Free(a.Base, false))
+		}
+	}
 	return a.Base, nil
+}
+
+// createMemory is physical memory of a device, or a *DeviceMemoryError where there is too little.
+func (e *Engine) createMemory(dev int, size uint64, p mem.Props) (mem.Handle, error) {
+	h, err := e.drv.MemCreate(size, p)
+	if device.IsOutOfMemory(err) {
+		free, _ := e.freeMemory(dev) // for the message only
+		return 0, &DeviceMemoryError{Device: dev, Need: size, Free: free, Err: err}
+	}
+	return h, err
 }
 
 // back gives a new allocation its address range and its memory, or nothing.
 func (e *Engine) back(a *alloc.Allocation) error {
 	p := &a.Pieces[0]
-	h, err := e.drv.MemCreate(a.Reserved, p.Props)
-	if device.IsOutOfMemory(err) {
-		free, _ := e.freeMemory(a.Device) // for the message only
-		return &DeviceMemoryError{Device: a.Device, Need: a.Reserved, Free: free, Err: err}
-	}
+	h, err := e.createMemory(a.Device, a.Reserved, p.Props)
 	if err != nil {
 		return err
 	}

@@ -42,6 +42,7 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	defer e.backings.rest()
 	t, err := e.save(set, s)
 	if err != nil {
+		e.closeWindows(set)
 		e.table.Settle(set, alloc.Active)
 		e.recordPause(res, err)
 		return res, err
@@ -84,6 +85,9 @@ func (e *Engine) save(set []*alloc.Allocation, s Settings) (t *transfer, err err
 		return nil, ErrCapture
 	}
 	if err := e.synchronizeAll(); err != nil {
+		return nil, err
+	}
+	if err := e.openWindows(set); err != nil {
 		return nil, err
 	}
 	held, fresh, err := e.openBackings(set)
@@ -248,7 +252,7 @@ func (e *Engine) unmapAll(set []*alloc.Allocation) (paused []*alloc.Allocation, 
 		n, e2 := e.releasePieces(a)
 		released += n
 		errs.add(e2)
-		if allMapped(a) {
+		if whole(a) {
 			active = append(active, a)
 		} else {
 			paused = append(paused, a)
@@ -262,13 +266,4 @@ func (e *Engine) unmapAll(set []*alloc.Allocation) (paused []*alloc.Allocation, 
 	e.table.Settle(active, alloc.Active)
 	e.table.Settle(paused, alloc.Paused)
 	return paused, released, errs.err()
-}
-
-func allMapped(a *alloc.Allocation) bool {
-	for _, p := range a.Pieces {
-		if !p.Mapped {
-			return false
-		}
-	}
-	return true
 }

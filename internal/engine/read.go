@@ -26,12 +26,12 @@ func (e *Engine) Read(addr mem.Addr, p []byte, captureActive bool) error {
 		return fmt.Errorf("%d bytes at %v: %w", len(p), addr, err)
 	}
 	defer e.table.Unhold(a)
-	off := uint64(addr - a.Base)
+	off, _ := e.table.Place(addr)
 	switch {
 	case state == alloc.Active && captureActive:
 		return fmt.Errorf("%v is active: %w", a, ErrCapture)
 	case state == alloc.Active:
-		return e.readDevice(a, off, p)
+		return e.readDevice(a, addr, p)
 	case a.Backup == alloc.BackupNone:
 		return fmt.Errorf("%w: %v is paused without a backup: its bytes were given up", ErrState, a)
 	}
@@ -45,8 +45,8 @@ func (e *Engine) Read(addr mem.Addr, p []byte, captureActive bool) error {
 	return nil
 }
 
-// readDevice copies active memory, on a stream of its own.
-func (e *Engine) readDevice(a *alloc.Allocation, off uint64, p []byte) error {
+// readDevice copies active memory from addr, on a stream of its own.
+func (e *Engine) readDevice(a *alloc.Allocation, addr mem.Addr, p []byte) error {
 	if err := e.synchronize(a.Device); err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (e *Engine) readDevice(a *alloc.Allocation, off uint64, p []byte) error {
 		if err != nil {
 			return err
 		}
-		err = e.drv.CopyToHost(unsafe.Pointer(unsafe.SliceData(p)), a.Base+mem.Addr(off), uint64(len(p)), s)
+		err = e.drv.CopyToHost(unsafe.Pointer(unsafe.SliceData(p)), addr, uint64(len(p)), s)
 		return errors.Join(err, e.drv.StreamSynchronize(s), e.drv.StreamDestroy(s))
 	})
 	if err != nil {

@@ -59,6 +59,7 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Res
 		e.table.Settle(set, alloc.Paused)
 		return res, errors.Join(err, errs.err())
 	}
+	e.closeWindows(set)
 	e.table.Settle(set, alloc.Active)
 	e.gate.resumed()
 	res = t.result()

@@ -55,7 +55,7 @@ func (t *transfer) devices() []int {
 }
 
 // addr is where the block is on its device.
-func (t *transfer) addr(b plan.Block) mem.Addr { return t.set[b.Item].Base + mem.Addr(b.Offset) }
+func (t *transfer) addr(b plan.Block) mem.Addr { return t.set[b.Item].At() + mem.Addr(b.Offset) }
 
 // entry is what the block's backing knows of it.
 func (t *transfer) entry(b plan.Block) store.Block { return t.held[b.Item].Block(b.Offset) }

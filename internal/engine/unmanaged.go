@@ -1,10 +1,6 @@
 package engine
 
-import (
-	"os"
-
-	"github.com/ebb-offload/ebb/internal/alloc"
-)
+import "os"
 
 // Class is device memory of the process that ebb does not manage, of one kind: what the hooks saw
 // pass, or what the driver tells.
@@ -41,10 +37,8 @@ func (e *Engine) unmanaged(told []Class) unmanaged {
 
 // deviceBytes is the physical memory that managed allocations have now.
 func (e *Engine) deviceBytes() (n uint64) {
-	for _, a := range e.table.All() {
-		if _, state, err := e.table.Find(a.Base, 1); err == nil && state == alloc.Active {
-			n += a.Reserved
-		}
+	for _, bytes := range e.table.Usage().Device {
+		n += bytes
 	}
 	return n
 }

@@ -34,6 +34,7 @@ type Props struct {
 const (
 	TypePinned     = 1 // CU_MEM_ALLOCATION_TYPE_PINNED
 	LocationDevice = 1 // CU_MEM_LOCATION_TYPE_DEVICE
+	AccessR        = 1 // CU_MEM_ACCESS_FLAGS_PROT_READ
 	AccessRW       = 3 // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 )
 

@@ -109,6 +109,10 @@ typedef struct CUmemAllocationProp_st {
 	F(cuMemSetAccess, cuMemSetAccess,                                                                       \
 	  (CUdeviceptr ptr, size_t size, const CUmemAccessDesc *access, size_t count),                          \
 	  (ptr, size, access, count))                                                                           \
+	F(cuMemExportToShareableHandle, cuMemExportToShareableHandle,                                           \
+	  (void *dst, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,                      \
+	   unsigned long long flags),                                                                           \
+	  (dst, handle, type, flags))                                                                           \
 	F(cuMemHostAlloc, cuMemHostAlloc, (void **ptr, size_t size, unsigned int flags), (ptr, size, flags))    \
 	F(cuMemFreeHost, cuMemFreeHost, (void *ptr), (ptr))                                                     \
 	F(cuMemHostRegister, cuMemHostRegister_v2, (void *ptr, size_t size, unsigned int flags),                \

@@ -73,6 +73,11 @@ func (d *driver) MemSetAccess(addr mem.Addr, size uint64, access []mem.Access) e
 		unsafe.SliceData(desc), C.size_t(len(desc))))
 }
 
+func (d *driver) MemExport(dst unsafe.Pointer, h mem.Handle, handleType int32, flags uint64) error {
+	return d.check("cuMemExportToShareableHandle", C.call_cuMemExportToShareableHandle(d.cuda, dst,
+		C.CUmemGenericAllocationHandle(h), C.CUmemAllocationHandleType(handleType), C.ulonglong(flags)))
+}
+
 func (d *driver) MemInfo() (free, total uint64, err error) {
 	var f, t C.size_t
 	err = d.check("cuMemGetInfo", C.call_cuMemGetInfo(d.cuda, &f, &t))
