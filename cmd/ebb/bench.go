@@ -1,0 +1,232 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/ebb-offload/ebb/internal/bench"
+	"github.com/ebb-offload/ebb/internal/launch"
+)
+
+// statusMeasurement is what ebb bench ends with when a measured process fails.
+const statusMeasurement = 1
+
+func newBench() *cobra.Command {
+	o := bench.NewOptions()
+	var (
+		dirs   []string
+		list   bool
+		asJSON string
+		asSVG  string
+	)
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure ebb against the raw limits of this disk and device",
+		Long: `Measures pauses and resumes against what the hardware does by itself, in turn within one run: raw
+O_DIRECT files of the same directory, sizes, block size and number of threads, and copies to and from
+pinned memory. Ratios come first: medians over the rounds of what was measured in the same round.
+
+It takes GPU memory, room on the disk and some minutes: --gib and --rows make it short. Nothing is
+left behind.`,
+		Example: `  ebb bench --disk-dir /scratch/$USER --gib 8
+  ebb bench --disk-dir /scratch/$USER --rows pause,resume,sizes --svg bench.svg --json bench.json
+  ebb bench --device soft --disk-dir . --gib 0.125 --rounds 3`,
+		Args:    noArgs,
+		PreRunE: func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if list {
+				printRows(os.Stdout)
+				return nil
+			}
+			for _, dir := range dirs {
+				abs, err := filepath.Abs(dir)
+				if err != nil {
+					return launch.Usagef("--disk-dir %s: %w; name an absolute path", dir, err)
+				}
+				o.DiskDirs = append(o.DiskDirs, abs)
+			}
+			return benchVerb(cmd.Context(), o, asJSON, asSVG)
+		},
+	}
+	f := cmd.Flags()
+	f.Var(&value{kind: "DIR", parse: func(s string) error {
+		more, err := launch.ParseDirs(s)
+		dirs = append(dirs, more...)
+		return err
+	}}, "disk-dir", "directory on the disk to measure, or several with commas or given repeatedly")
+	f.Var(&value{text: o.Device, kind: "auto|soft|N", parse: into(&o.Device, bench.ParseDevice)}, "device",
+		"auto: the first GPU; N: that one; soft: the software device")
+	f.Var(&value{kind: "GIB", parse: into(&o.GiB, bench.ParseGiB)}, "gib",
+		fmt.Sprintf("size of the actor in GiB, fractions too (default %v; %v on the software device)", bench.DefaultGiB, bench.DefaultSoftGiB))
+	f.Var(&value{text: fmt.Sprint(o.Rounds), kind: "N", parse: into(&o.Rounds, bench.ParseRounds)}, "rounds",
+		"rounds of each measurement; with fewer than 5 an interval covers less than 90 %")
+	f.Var(&value{kind: "ROW,…", parse: func(s string) (err error) {
+		if list = s == "list"; !list {
+			o.Rows, err = bench.ParseRows(s)
+		}
+		return err
+	}}, "rows", "measure only these rows; list prints them (default all)")
+	f.Var(&value{text: fmt.Sprint(o.Ranks), kind: "N", parse: into(&o.Ranks, bench.ParseRanks)}, "ranks",
+		"processes that park at the same time in the row ranks")
+	f.Var(&value{text: fmt.Sprint(o.ChunkMB), kind: "MIB", parse: into(&o.ChunkMB, launch.ParseChunkMB)}, "chunk-mb",
+		"staging buffer of a process")
+	f.Var(&value{kind: "LIB", parse: into(&o.Against, anything)}, "against",
+		"another library with torch_memory_saver's functions, measured in turn with ebb's")
+	f.Var(&value{kind: "FILE", parse: into(&asJSON, anything)}, "json", "write the result as JSON to this file; - is standard output, without the text")
+	f.Var(&value{kind: "FILE", parse: into(&asSVG, anything)}, "svg", "draw seconds against bytes into this file: rows pause, resume and sizes")
+	return cmd
+}
+
+func printRows(w io.Writer) {
+	for _, row := range bench.Rows {
+		fmt.Fprintf(w, "%-12s%s\n", row.Name, row.Text)
+	}
+}
+
+func benchVerb(ctx context.Context, o bench.Options, asJSON, asSVG string) error {
+	executable, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding the path of ebb: %w", err)
+	}
+	if o.Libraries, err = launch.FindLibraries(executable, os.Getenv); err != nil {
+		return err
+	}
+	if asSVG != "" && !o.Draws() {
+		return launch.Usagef("--svg draws the rows pause, resume and sizes, and --rows has none of them: add sizes")
+	}
+	// Before minutes of measuring, not after.
+	for _, file := range []string{asJSON, asSVG} {
+		if err := canWrite(file); err != nil {
+			return err
+		}
+	}
+	o.Environ, o.Warn = os.Environ(), say
+	showing := newProgress(os.Stderr)
+	o.Progress = showing.say
+
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	report, err := bench.Run(ctx, o)
+	showing.end()
+	if err != nil {
+		return benchFailed(ctx, err)
+	}
+	if asSVG != "" {
+		var drawing bytes.Buffer
+		if err := report.WriteSVG(&drawing); err != nil {
+			return err
+		}
+		if err := writeFile(asSVG, drawing.Bytes()); err != nil {
+			return err
+		}
+	}
+	if asJSON == "-" {
+		return printJSON(report)
+	}
+	if asJSON != "" {
+		document, err := report.JSON()
+		if err == nil {
+			err = writeFile(asJSON, document)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	report.WriteText(os.Stdout, coloured(os.Stdout))
+	return nil
+}
+
+// benchFailed gives an error of the package bench its status.
+func benchFailed(ctx context.Context, err error) error {
+	var own *launch.Error
+	var rank *bench.RankError
+	switch {
+	case ctx.Err() != nil:
+		say("interrupted: nothing is left behind")
+		return statusError(128 + int(syscall.SIGINT))
+	case errors.As(err, &own):
+		return err
+	case errors.As(err, &rank):
+		return &launch.Error{Status: statusMeasurement, Text: oneLine(err), Err: err}
+	}
+	return &launch.Error{Status: launch.StatusInternal, Text: oneLine(err), Err: err}
+}
+
+// canWrite checks that a file can be made or replaced.
+func canWrite(file string) error {
+	if file == "" || file == "-" {
+		return nil
+	}
+	if info, err := os.Stat(file); err == nil && info.IsDir() {
+		return launch.Usagef("%s is a directory: name a file", file)
+	}
+	dir := filepath.Dir(file)
+	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+		return launch.Usagef("%s cannot be written: %s: %w; name a file in a directory that you can write", file, dir, err)
+	}
+	return nil
+}
+
+func writeFile(file string, content []byte) error {
+	if err := os.WriteFile(file, content, 0o644); err != nil {
+		return &launch.Error{Status: launch.StatusInternal, Text: "writing the result: " + oneLine(err), Err: err}
+	}
+	return nil
+}
+
+// coloured reports whether a file is a terminal that may be sent escape sequences.
+func coloured(f *os.File) bool {
+	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd()))
+}
+
+// progress is the line on a terminal that says what is being measured. Elsewhere it says nothing.
+type progress struct {
+	out   io.Writer // nil: no terminal
+	width int
+
+	mu   sync.Mutex // guards what follows
+	last string
+}
+
+func newProgress(f *os.File) *progress {
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil || !term.IsTerminal(int(f.Fd())) || os.Getenv("TERM") == "dumb" {
+		return &progress{}
+	}
+	return &progress{out: f, width: width}
+}
+
+func (p *progress) say(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.out == nil || text == p.last {
+		return
+	}
+	p.last = text
+	if n := max(p.width-1, 0); len(text) > n {
+		text = strings.ToValidUTF8(text[:n], "")
+	}
+	fmt.Fprintf(p.out, "\r\x1b[K%s", text)
+}
+
+// end takes the line away.
+func (p *progress) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.out != nil && p.last != "" {
+		fmt.Fprint(p.out, "\r\x1b[K")
+	}
+}

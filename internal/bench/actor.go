@@ -1,0 +1,278 @@
+package bench
+
+import (
+	"fmt"
+	"slices"
+)
+
+// operation is a pause, a resume or a raw transfer that was timed.
+type operation struct {
+	bytes      uint64
+	begin, end float64 // of the machine's monotonic clock
+	cpu        float64 // CPU seconds of the process
+	host       uint64  // its own host memory afterwards
+	out        outcome // what ebb says about it; zero for others
+}
+
+func (o operation) seconds() float64 { return o.end - o.begin }
+
+// operations are those of the rounds, in order.
+type operations []operation
+
+// series takes a number of each operation.
+func (o operations) series(what, unit string, of func(operation) float64) series {
+	s := series{what: what, unit: unit}
+	for _, one := range o {
+		s.values = append(s.values, of(one))
+	}
+	return s
+}
+
+// rates are logical GB/s.
+func (o operations) rates(what string) series {
+	return o.series(what, unitRate, func(o operation) float64 { return float64(o.bytes) / 1e9 / o.seconds() })
+}
+
+func (o operations) times(what string) series { return o.series(what, unitSeconds, operation.seconds) }
+
+func (o operations) cpuPerGB(what string) series {
+	return o.series(what, unitCPU, func(o operation) float64 { return o.cpu / (float64(o.bytes) / 1e9) })
+}
+
+// actor is memory of one process under a library.
+type actor struct {
+	s      *session
+	lib    library
+	rank   *rank
+	bytes  uint64
+	zero   uint64 // of them, in gradients that are zero
+	pauses operations
+	wakes  operations // resumes
+	again  operations // second pauses, where there are some
+	third  operations // pauses after a touch
+	shape  shape
+}
+
+// shape is how ebb moves bytes: what raw arms do likewise.
+type shape struct {
+	workers int
+	block   uint64
+	files   int
+}
+
+// actorOptions say what an actor is.
+type actorOptions struct {
+	backup string // disk or cpu
+	bytes  uint64
+	pieces uint64
+	adamw  bool
+	disks  []*folder // nil: all
+	env    []string
+}
+
+// pieceBytes is the largest allocation of an actor that is cut into several.
+const pieceBytes = 256 * mib
+
+func piecesOf(bytes uint64) uint64 { return max(1, bytes/pieceBytes) }
+
+// actor starts a process and allocates memory in it.
+func (s *session) actor(lib library, o actorOptions) (*actor, error) {
+	r, err := s.start(lib, true, o.disks, o.env...)
+	if err != nil {
+		return nil, err
+	}
+	a := &actor{s: s, lib: lib, rank: r, bytes: o.bytes}
+	if !o.adamw {
+		_, err = r.call("alloc tag=all backup=%s bytes=%d pieces=%d", o.backup, o.bytes, o.pieces)
+		return a, err
+	}
+	made, err := r.measure(fmt.Sprintf("adamw tag=all backup=%s bytes=%d", o.backup, o.bytes), "bytes", "zero")
+	if err == nil {
+		a.bytes, a.zero = uint64(made[0]), uint64(made[1])
+	}
+	return a, err
+}
+
+// actors starts one actor for each library and carries out a first cycle.
+func (s *session) actors(o actorOptions) ([]*actor, error) {
+	var actors []*actor
+	for _, lib := range s.libs {
+		a, err := s.actor(lib, o)
+		if err == nil {
+			err = a.warmUp()
+		}
+		if err != nil {
+			return nil, err
+		}
+		actors = append(actors, a)
+	}
+	return actors, nil
+}
+
+// fill gives the actor new content.
+func (a *actor) fill() error {
+	a.s.seed++
+	_, err := a.rank.call("fill tag=all seed=%d", a.s.seed)
+	return err
+}
+
+func (a *actor) checksum() (string, error) {
+	got, err := a.rank.call("checksum tag=all")
+	return got.values["sum"], err
+}
+
+// operate carries out a pause or resume of everything.
+func (a *actor) operate(verb string) (operation, error) {
+	o, free, err := a.rank.operate(verb)
+	if err != nil {
+		return o, err
+	}
+	o.bytes = a.bytes
+	// The device is shared with whatever else runs on it, hence not to the byte.
+	if moved := float64(a.bytes) / 2; verb == "pause" && free < moved || verb == "resume" && -free < moved {
+		return o, &RankError{Who: a.rank.who, Command: verb,
+			Text: fmt.Sprintf("free device memory changed by %.0f bytes, not by the %d of the actor: nothing was moved", free, a.bytes)}
+	}
+	if !a.lib.ebb {
+		return o, nil
+	}
+	st, err := a.rank.status()
+	if err != nil {
+		return o, err
+	}
+	if !st.Disk.Direct && len(a.s.folders) > 0 {
+		return o, &RankError{Who: a.rank.who, Command: verb, Text: "the file system refuses O_DIRECT: name a directory on another one with --disk-dir"}
+	}
+	last := st.LastPause
+	if verb == "resume" {
+		last = st.LastResume
+	}
+	if last != nil {
+		o.out = *last
+	}
+	a.shape = shape{workers: st.Workers, block: st.BlockBytes, files: max(st.Disk.Files, 1)}
+	return o, nil
+}
+
+// operate carries out a pause or resume of everything. freed is by how much the device's free
+// memory grew.
+func (r *rank) operate(verb string) (o operation, freed float64, err error) {
+	v, err := r.measure(verb, "begin", "end", "cpu", "host_after", "free_before", "free_after")
+	if err != nil {
+		return o, 0, err
+	}
+	return operation{begin: v[0], end: v[1], cpu: v[2], host: uint64(v[3])}, v[5] - v[4], nil
+}
+
+// timed carries out a pause or resume and notes it.
+func (a *actor) timed(verb string, notes *operations) error {
+	o, err := a.operate(verb)
+	if err != nil {
+		return err
+	}
+	*notes = append(*notes, o)
+	return nil
+}
+
+// warmUp is a first cycle, which makes files, buffers and streams; bytes must survive it.
+func (a *actor) warmUp() error {
+	if err := a.fill(); err != nil {
+		return err
+	}
+	return a.verify()
+}
+
+// verify is a cycle that is not measured, after which every byte must be what it was.
+func (a *actor) verify() error {
+	before, err := a.checksum()
+	if err != nil {
+		return err
+	}
+	for _, verb := range []string{"pause", "resume"} {
+		if _, err := a.operate(verb); err != nil {
+			return err
+		}
+	}
+	after, err := a.checksum()
+	if err == nil && before != after {
+		err = &RankError{Who: a.rank.who, Command: "checksum", Text: "BYTES DIFFER after a pause and resume"}
+	}
+	return err
+}
+
+// finish verifies the content of actors once more and ends them.
+func (s *session) finish(actors ...*actor) error {
+	for _, a := range actors {
+		if err := a.verify(); err != nil {
+			return err
+		}
+	}
+	return s.endActors(actors...)
+}
+
+func (s *session) endActors(actors ...*actor) error {
+	for _, a := range actors {
+		if err := s.end(a.rank); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// arm is one side of a comparison.
+type arm func() error
+
+// inTurn carries out arms one after the other, beginning with another one each round.
+func (s *session) inTurn(round int, arms ...arm) error {
+	for _, do := range rotated(arms, round) {
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pauseArms and resumeArms are the arms of actors.
+func pauseArms(actors []*actor) []arm {
+	var arms []arm
+	for _, a := range actors {
+		arms = append(arms, func() error { return a.timed("pause", &a.pauses) })
+	}
+	return arms
+}
+
+func resumeArms(actors []*actor) []arm {
+	var arms []arm
+	for _, a := range actors {
+		arms = append(arms, func() error { return a.timed("resume", &a.wakes) })
+	}
+	return arms
+}
+
+// fillAll gives actors new content.
+func fillAll(actors []*actor) error {
+	for _, a := range actors {
+		if err := a.fill(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rounds carries out cycles: every actor gets new content and is paused and resumed, with further
+// arms in turn with either.
+func (s *session) rounds(actors []*actor, besidePause, besideResume []arm) error {
+	for round := range s.o.Rounds {
+		s.say(round)
+		if err := fillAll(actors); err != nil {
+			return err
+		}
+		if err := s.inTurn(round, slices.Concat(besidePause, pauseArms(actors))...); err != nil {
+			return err
+		}
+		if err := s.inTurn(round, slices.Concat(besideResume, resumeArms(actors))...); err != nil {
+			return err
+		}
+	}
+	return nil
+}

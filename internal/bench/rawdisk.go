@@ -1,0 +1,76 @@
+package bench
+
+import "fmt"
+
+// rawFiles are the files of a process that does nothing but read and write them.
+type rawFiles struct {
+	rank *rank
+}
+
+// openFiles readies raw transfers of a process. No files are made yet.
+func (r *rank) openFiles(bytes uint64, sh shape) (rawFiles, error) {
+	_, err := r.call("disk_open bytes=%d files=%d block=%d workers=%d", bytes, sh.files, sh.block, sh.workers)
+	return rawFiles{r}, err
+}
+
+// writtenFiles are raw files that have been written and read once.
+func (r *rank) writtenFiles(bytes uint64, sh shape) (rawFiles, error) {
+	f, err := r.openFiles(bytes, sh)
+	for _, what := range []string{"fresh", "read"} {
+		if err == nil {
+			_, err = f.move(what, 0)
+		}
+	}
+	return f, err
+}
+
+// move carries out a transfer: fresh, write, read or mixed, of the first so many bytes (0: of all).
+func (f rawFiles) move(what string, bytes uint64) (operation, error) {
+	v, err := f.rank.measure(fmt.Sprintf("disk op=%s bytes=%d", what, bytes), "begin", "end", "cpu", "bytes")
+	if err != nil {
+		return operation{}, err
+	}
+	return operation{begin: v[0], end: v[1], cpu: v[2], bytes: uint64(v[3])}, nil
+}
+
+// arm is a transfer of all bytes as an arm.
+func (f rawFiles) arm(what string, notes *operations) arm {
+	return func() error {
+		o, err := f.move(what, 0)
+		if err == nil {
+			*notes = append(*notes, o)
+		}
+		return err
+	}
+}
+
+// close gives back the room of the files.
+func (f rawFiles) close() error {
+	_, err := f.rank.call("disk_close")
+	return err
+}
+
+// copyBytes is the largest buffer of raw copies.
+const copyBytes = gib
+
+// openCopies readies raw copies between the device and pinned host memory.
+func (r *rank) openCopies(bytes uint64) error {
+	_, err := r.call("copies_open bytes=%d", min(bytes, copyBytes))
+	return err
+}
+
+// copyArm is a copy to the host or to the device as an arm.
+func (r *rank) copyArm(to string, bytes uint64, notes *operations) arm {
+	return func() error {
+		v, err := r.measure(fmt.Sprintf("copy to=%s bytes=%d", to, bytes), "seconds")
+		if err == nil {
+			*notes = append(*notes, operation{bytes: bytes, end: v[0]})
+		}
+		return err
+	}
+}
+
+func (r *rank) closeCopies() error {
+	_, err := r.call("copies_close")
+	return err
+}

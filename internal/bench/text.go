@@ -1,0 +1,182 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/dustin/go-humanize"
+)
+
+// sort puts ratios first, and the rows in their order.
+func (r *Report) sort() {
+	order := map[string]int{}
+	for i, row := range Rows {
+		order[row.Name] = i
+	}
+	slices.SortStableFunc(r.Figures, func(a, b Figure) int {
+		if a.isRatio() != b.isRatio() {
+			if a.isRatio() {
+				return -1
+			}
+			return 1
+		}
+		return order[a.Row] - order[b.Row]
+	})
+}
+
+// WriteText prints a report for people, in at most 100 columns. bold marks what counts.
+func (r Report) WriteText(w io.Writer, bold bool) {
+	p := printer{w: w, bold: bold}
+	p.head(r)
+	p.table("ratio", r.Figures, true)
+	p.table("rate or size", r.Figures, false)
+	var absent []Figure
+	for _, f := range r.Figures {
+		if f.Missing != "" {
+			absent = append(absent, f)
+		}
+	}
+	if len(absent) > 0 {
+		fmt.Fprintf(w, "\nnot available\n")
+	}
+	for _, f := range absent {
+		fmt.Fprintf(w, "%-12s%s\n", f.Row, f.What)
+		p.wrapped(12, f.Missing)
+	}
+}
+
+type printer struct {
+	w    io.Writer
+	bold bool
+}
+
+const (
+	columns   = 100
+	whatWidth = 45
+)
+
+func (p printer) head(r Report) {
+	m, s := r.Machine, r.Setup
+	where := []string{m.Device, fmt.Sprintf("CUDA %d.%d", m.Driver/1000, m.Driver%1000/10),
+		fmt.Sprintf("%d CPUs", m.CPUs), humanize.IBytes(m.Memory), "Linux " + m.Kernel}
+	p.wrapped(0, "ebb "+r.Version+" on "+strings.Join(where, ", "))
+	for _, d := range m.Disks {
+		p.wrapped(0, fmt.Sprintf("disk %s (%s on %s)", d.Dir, d.FileSystem, d.Mount))
+	}
+	text := fmt.Sprintf("%s, chunk of %d MiB, %d workers with blocks of %s", sizeText(s.Bytes), s.ChunkMB, s.Workers, sizeText(s.Block))
+	if s.Against != "" {
+		text += "; against " + s.Against
+	}
+	p.wrapped(0, text)
+	coverage := summarize(make([]float64, s.Rounds)).Coverage
+	p.wrapped(0, fmt.Sprintf("medians of %d rounds, arms in turn; ratios are of the same round; [interval of order statistics, covers %.0f %%]",
+		s.Rounds, 100*coverage))
+}
+
+// table prints the figures that are ratios, or those that are not.
+func (p printer) table(title string, figures []Figure, ratios bool) {
+	row := ""
+	for _, f := range figures {
+		if f.isRatio() != ratios || f.Missing != "" {
+			continue
+		}
+		if row == "" {
+			fmt.Fprintf(p.w, "\n%-12s%-*s%12s  %s\n", "row", whatWidth, "what", title, "[interval]")
+		}
+		name := f.Row
+		if name == row {
+			name = ""
+		}
+		row = f.Row
+		what := f.What
+		if f.Library != "ebb" && f.Library != "raw" {
+			what = f.Library + ": " + what
+		}
+		number := fmt.Sprintf("%12s", amount(f.Unit, f.Median))
+		if p.bold {
+			number = "\x1b[1m" + number + "\x1b[0m"
+		}
+		line := fmt.Sprintf("%-12s%-*s%s  %s", name, whatWidth, what, number, spread(f))
+		if utf8.RuneCountInString(what) > whatWidth {
+			fmt.Fprintf(p.w, "%-12s%s\n", name, what)
+			line = fmt.Sprintf("%-*s%s  %s", 12+whatWidth, "", number, spread(f))
+		}
+		fmt.Fprintln(p.w, line)
+		if len(f.Sides) == 2 {
+			p.wrapped(14, fmt.Sprintf("%s %s, %s %s", f.Sides[0].What, amount(f.Sides[0].Unit, f.Sides[0].Median),
+				f.Sides[1].What, amount(f.Sides[1].Unit, f.Sides[1].Median)))
+		}
+		if f.Note != "" {
+			p.wrapped(14, f.Note)
+		}
+	}
+}
+
+// spread is the interval of a figure; a single value has none.
+func spread(f Figure) string {
+	if len(f.Values) < 2 {
+		return ""
+	}
+	return "[" + amount(f.Unit, f.Low) + ", " + amount(f.Unit, f.High) + "]"
+}
+
+// wrapped prints text in lines that begin with so many blanks.
+func (p printer) wrapped(indent int, text string) {
+	line := strings.Repeat(" ", indent)
+	used := indent
+	for i, word := range strings.Fields(text) {
+		n := utf8.RuneCountInString(word)
+		if i > 0 && used+1+n > columns {
+			fmt.Fprintln(p.w, line)
+			line, used = strings.Repeat(" ", indent), indent
+		} else if i > 0 {
+			line, used = line+" ", used+1
+		}
+		line, used = line+word, used+n
+	}
+	fmt.Fprintln(p.w, line)
+}
+
+// amount is a number with its unit.
+func amount(unit string, v float64) string {
+	switch unit {
+	case unitRatio:
+		return fmt.Sprintf("%.3f", v)
+	case unitBytes:
+		if v < 0 {
+			return "-" + sizeText(uint64(-v))
+		}
+		return sizeText(uint64(v))
+	case unitSeconds:
+		if v < 0.1 {
+			return fmt.Sprintf("%.2f ms", 1000*v)
+		}
+	}
+	digits := 2
+	if v != 0 && math.Abs(v) < 0.1 {
+		digits = 4
+	}
+	return fmt.Sprintf("%.*f %s", digits, v, unit)
+}
+
+// sizeText is a number of bytes in units of powers of 1024.
+func sizeText(n uint64) string {
+	switch {
+	case n >= gib:
+		return trimmed(float64(n)/gib) + " GiB"
+	case n >= mib:
+		return trimmed(float64(n)/mib) + " MiB"
+	case n >= 1024:
+		return trimmed(float64(n)/1024) + " KiB"
+	}
+	return fmt.Sprintf("%d bytes", n)
+}
+
+// trimmed has up to two digits behind the point.
+func trimmed(v float64) string {
+	return strings.TrimSuffix(strings.TrimRight(fmt.Sprintf("%.2f", v), "0"), ".")
+}
