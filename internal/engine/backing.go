@@ -15,9 +15,9 @@ import (
 // backings says which backing holds which allocation. A backing is opened at the first pause of
 // its allocation and released with it.
 type backings struct {
-	files  store.Store
-	pinned store.Store // host memory from the driver
-	mmap   store.Store // plain host memory
+	files  *store.Store
+	pinned *store.Store // host memory from the driver
+	mmap   *store.Store // plain host memory
 
 	mu   sync.Mutex
 	byID map[uint64]store.Backing // by allocation ID
@@ -41,7 +41,7 @@ func (b *backings) open(a *alloc.Allocation) (backing store.Backing, fresh bool,
 
 // rest closes what the stores keep open during an operation.
 func (b *backings) rest() {
-	for _, s := range []store.Store{b.files, b.pinned, b.mmap} {
+	for _, s := range []*store.Store{b.files, b.pinned, b.mmap} {
 		s.Rest()
 	}
 }
@@ -106,6 +106,17 @@ func (e *Engine) allocPinned(size uint64) ([]byte, func() error, error) {
 	}
 	free := func() error { return e.withDevice(dev, func() error { return e.drv.HostFree(p) }) }
 	return unsafe.Slice((*byte)(p), size), free, nil
+}
+
+// extents makes extents of what an allocator of plain memory gives.
+func extents(take func(size uint64) ([]byte, func() error, error)) func(uint64) (store.Extent, error) {
+	return func(size uint64) (store.Extent, error) {
+		memory, free, err := take(size)
+		if err != nil {
+			return nil, err
+		}
+		return store.Plain(memory, free), nil
+	}
 }
 
 // BackupPointer returns the host copy of [addr, addr+size) of memory with CPU backup: while it

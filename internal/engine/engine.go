@@ -238,13 +238,13 @@ func fileNames(self rankdir.Owner) func(seq uint64) string {
 // newBackings makes the three stores of an engine.
 func newBackings(e *Engine, self rankdir.Owner) backings {
 	return backings{
-		files: store.NewFiles(store.FilesOptions{
-			BlockBytes: e.block, Name: fileNames(self), Dir: e.dir,
+		files: store.New(store.Options{
+			BlockBytes: e.block, Name: fileNames(self), Dirs: func() []string { return []string{e.dir()} },
 			NoFollowDir: e.config.Lease != "",
 			Warn:        func(line string) { e.log.Print(line) },
 		}),
-		pinned: store.NewHost(store.HostOptions{BlockBytes: e.block, Alloc: e.allocPinned, Direct: true}),
-		mmap:   store.NewHost(store.HostOptions{BlockBytes: e.block, Alloc: store.MmapAlloc}),
+		pinned: store.New(store.Options{BlockBytes: e.block, Alloc: extents(e.allocPinned), Direct: true}),
+		mmap:   store.New(store.Options{BlockBytes: e.block, Alloc: extents(store.MmapAlloc)}),
 		byID:   map[uint64]store.Backing{},
 	}
 }

@@ -62,7 +62,7 @@ func (t *transfer) entry(b plan.Block) store.Block { return t.held[b.Item].Block
 
 // target is where the block's bytes go or are, which for one allocation may be both.
 func (t *transfer) target(b plan.Block) plan.Target {
-	if b.Target == plan.Disk && t.held[b.Item].Memory(b.Offset) != nil {
+	if b.Target == plan.Disk && t.held[b.Item].Direct(b.Offset) {
 		return plan.Host
 	}
 	return b.Target
@@ -95,7 +95,7 @@ func (t *transfer) staged() (dev int, yes bool) {
 	for _, list := range [][]int32{t.plan.Disk, t.plan.Host} {
 		for _, n := range list {
 			b := t.blocks.At(int(n))
-			if t.plan.Action(int(n)) == plan.Move && t.held[b.Item].Memory(b.Offset) == nil {
+			if t.plan.Action(int(n)) == plan.Move && !t.held[b.Item].Direct(b.Offset) {
 				return t.set[b.Item].Device, true
 			}
 		}

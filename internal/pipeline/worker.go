@@ -211,9 +211,10 @@ func (w *worker) place(m *Move, slot int) (*inflight, error) {
 	if m.Zero {
 		return b, nil
 	}
-	if b.host = m.Backing.Memory(m.Offset); b.host != nil {
-		b.direct = true
-	} else {
+	if b.host, err = m.Backing.Memory(m.Offset); err != nil {
+		return nil, b.failed("find host memory for", err)
+	}
+	if b.direct = b.host != nil; !b.direct {
 		b.host = w.staging[slot][:m.Length]
 	}
 	return b, nil

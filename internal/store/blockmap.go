@@ -32,14 +32,25 @@ type Block struct {
 // blockEntry is a block as the map keeps it. Calls for one block do not overlap, but those that
 // forget all blocks may come at any time.
 type blockEntry struct {
-	state atomic.Uint32 // BlockState, and known
 	sum   [2]atomic.Uint64
+	state atomic.Uint32 // BlockState, and known
+	place place
 }
+
+// place is where a block has its room.
+type place struct {
+	member int32 // index in backing.members, or inHost
+	at     int64 // offset in the member's file, or in the host memory
+}
+
+const inHost = -1
+
+func (p place) inHost() bool { return p.member == inHost }
 
 // known in an entry's state: its sum is known.
 const known = 1 << 31
 
-func (e *blockEntry) load() (b Block) {
+func (e *blockEntry) get() (b Block) {
 	state := e.state.Load()
 	b.State, b.Known = BlockState(state&^known), state&known != 0
 	if b.Known {
@@ -48,7 +59,7 @@ func (e *blockEntry) load() (b Block) {
 	return b
 }
 
-func (e *blockEntry) store(b Block) {
+func (e *blockEntry) set(b Block) {
 	state := uint32(b.State)
 	if b.Known {
 		state |= known
@@ -77,9 +88,12 @@ func newBlockMap(size, block uint64) blockMap {
 	return blockMap{size: size, block: block, entry: make([]blockEntry, n)}
 }
 
+// begins says whether a block begins at off.
+func (m *blockMap) begins(off uint64) bool { return off%m.block == 0 && off < m.size }
+
 // check says whether [off, off+n) is exactly one block.
 func (m *blockMap) check(off, n uint64) error {
-	if off%m.block != 0 || off >= m.size {
+	if !m.begins(off) {
 		return fmt.Errorf("no block begins at offset %d: size %d, block size %d", off, m.size, m.block)
 	}
 	if want := m.length(off); n != want {
@@ -103,7 +117,7 @@ func (m *blockMap) forget() {
 // firstAbsent returns the offset of the first block that is absent.
 func (m *blockMap) firstAbsent() (off uint64, found bool) {
 	for i := range m.entry {
-		if m.entry[i].load().State == Absent {
+		if m.entry[i].get().State == Absent {
 			return uint64(i) * m.block, true
 		}
 	}
@@ -113,7 +127,7 @@ func (m *blockMap) firstAbsent() (off uint64, found bool) {
 // anyStored reports whether at least one block is stored.
 func (m *blockMap) anyStored() bool {
 	for i := range m.entry {
-		if m.entry[i].load().State == Stored {
+		if m.entry[i].get().State == Stored {
 			return true
 		}
 	}

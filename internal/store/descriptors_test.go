@@ -28,10 +28,10 @@ func openIn(t *testing.T, dir string) map[int]string {
 	return list
 }
 
-func oneStored(t *testing.T) (*Files, Backing, string, []byte) {
+func oneStored(t *testing.T) (*Store, Backing, string, []byte) {
 	t.Helper()
 	dir := t.TempDir()
-	s := NewFiles(FilesOptions{BlockBytes: ioAlign, Dir: func() string { return dir }, Name: func(seq uint64) string {
+	s := New(Options{BlockBytes: ioAlign, Dirs: func() []string { return []string{dir} }, Name: func(seq uint64) string {
 		return "test-" + strconv.FormatUint(seq, 10)
 	}})
 	t.Cleanup(func() {

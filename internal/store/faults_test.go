@@ -202,7 +202,7 @@ func fileOf(b Backing) string {
 // world is a store with two backings, and what may be read from them.
 type world struct {
 	sys      *faulty
-	store    *Files
+	store    *Store
 	dir      string
 	backings []Backing
 	size     uint64
@@ -214,10 +214,10 @@ type world struct {
 // and again.
 func newWorld(t *testing.T) *world {
 	w := &world{sys: &faulty{}, dir: filepath.Join(t.TempDir(), "a", "b"), size: 2*testBlock + 100}
-	w.store = newFiles(FilesOptions{
+	w.store = newStore(Options{
 		BlockBytes: testBlock, MaxOpen: 1,
 		Name: func(seq uint64) string { return fmt.Sprintf("backup-%d.bak", seq) },
-		Dir:  func() string { return w.dir },
+		Dirs: func() []string { return []string{w.dir} },
 		Warn: func(line string) { w.warned = append(w.warned, line) },
 	}, w.sys)
 	for id := range uint64(2) {
@@ -479,14 +479,14 @@ func TestErrorsSayWhatFailed(t *testing.T) {
 
 	w.sys.setFault(failCall("pwrite", unix.EIO))
 	err := b.WriteBlock(testBlock, p, Block{State: Stored})
-	want := fmt.Sprintf("write block at offset %d of %s: I/O error: input/output error", testBlock, path)
+	want := fmt.Sprintf("write block at offset %d of file %s (offset %[1]d): I/O error: input/output error", testBlock, path)
 	if !errors.Is(err, ErrIO) || !errors.Is(err, unix.EIO) || err.Error() != want {
 		t.Errorf("failed write:\n got %v\nwant %s", err, want)
 	}
 
 	w.sys.setFault(failCall("pread", unix.EIO))
 	err = b.ReadBlock(0, p)
-	want = fmt.Sprintf("read block at offset 0 of %s: I/O error: input/output error", path)
+	want = fmt.Sprintf("read block at offset 0 of file %s (offset 0): I/O error: input/output error", path)
 	if !errors.Is(err, ErrIO) || err.Error() != want {
 		t.Errorf("failed read:\n got %v\nwant %s", err, want)
 	}

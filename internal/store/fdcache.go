@@ -1,33 +1,12 @@
 package store
 
 import (
-	"container/list"
 	"errors"
 	"fmt"
 	"sync"
 
 	"golang.org/x/sys/unix"
 )
-
-// diskFile is a file that this process made. Its identity (device and inode) is remembered, so
-// that it is known again when it has to be opened a second time.
-type diskFile struct {
-	dir      *directory
-	name     string
-	size     int64
-	dev, ino uint64 // 0: not known yet
-
-	opening sync.Mutex // one goroutine opens the file, the others wait for the descriptor
-
-	// Guarded by fdCache.mu.
-	fd      int // -1: not open
-	direct  bool
-	users   int
-	dropped bool          // to be closed by the last user, and never opened again
-	idle    *list.Element // in fdCache.idle when open without users
-}
-
-func (f *diskFile) path() string { return f.dir.path + "/" + f.name }
 
 // fdCache keeps at most max files open. A descriptor in use is never closed; of those not in
 // use, the one unused longest is closed first.
@@ -39,12 +18,13 @@ type fdCache struct {
 	cond *sync.Cond // a descriptor became idle or was closed
 	open int        // descriptors open, or about to be
 	held int        // descriptors open
-	idle *list.List // of *diskFile, most recently used first
+	idle diskFile   // the ring of files open without users: older is the one used last, newer the one unused longest
 }
 
 func newFDCache(sys system, max int) *fdCache {
-	c := &fdCache{sys: sys, max: max, idle: list.New()}
+	c := &fdCache{sys: sys, max: max}
 	c.cond = sync.NewCond(&c.mu)
+	c.idle.newer, c.idle.older = &c.idle, &c.idle
 	return c
 }
 
@@ -52,10 +32,26 @@ func newFDCache(sys system, max int) *fdCache {
 func (c *fdCache) rest() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for e := c.idle.Front(); e != nil; e = c.idle.Front() {
-		c.closeLocked(e.Value.(*diskFile))
+	for f := c.oldest(); f != nil; f = c.oldest() {
+		c.closeLocked(f)
 	}
 	c.cond.Broadcast()
+}
+
+// oldest is the idle file unused longest, or nil. Called with mu held.
+func (c *fdCache) oldest() *diskFile {
+	if f := c.idle.newer; f != &c.idle {
+		return f
+	}
+	return nil
+}
+
+// busy takes a file out of the ring of idle ones. Called with mu held.
+func (c *fdCache) busy(f *diskFile) {
+	if f.newer != nil {
+		f.newer.older, f.older.newer = f.older, f.newer
+		f.newer, f.older = nil, nil
+	}
 }
 
 // take waits until one more descriptor may be open and counts it.
@@ -63,12 +59,11 @@ func (c *fdCache) take() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for c.open >= c.max {
-		oldest := c.idle.Back()
-		if oldest == nil {
+		f := c.oldest()
+		if f == nil {
 			c.cond.Wait()
 			continue
 		}
-		f := oldest.Value.(*diskFile)
 		fd := f.fd
 		c.forget(f)
 		c.mu.Unlock()
@@ -87,8 +82,8 @@ func (c *fdCache) closeOne() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for c.held > 0 {
-		if oldest := c.idle.Back(); oldest != nil {
-			c.closeLocked(oldest.Value.(*diskFile))
+		if f := c.oldest(); f != nil {
+			c.closeLocked(f)
 			return true
 		}
 		c.cond.Wait()
@@ -106,10 +101,7 @@ func (c *fdCache) give() {
 
 // forget clears f's descriptor. Called with mu held.
 func (c *fdCache) forget(f *diskFile) {
-	if f.idle != nil {
-		c.idle.Remove(f.idle)
-		f.idle = nil
-	}
+	c.busy(f)
 	f.fd = -1
 	c.held--
 }
@@ -160,10 +152,7 @@ func (c *fdCache) use(f *diskFile) (fd int, direct bool, err error) {
 		}
 		f.direct = false
 	}
-	if f.idle != nil {
-		c.idle.Remove(f.idle)
-		f.idle = nil
-	}
+	c.busy(f)
 	f.users++
 	return f.fd, f.direct, nil
 }
@@ -179,7 +168,8 @@ func (c *fdCache) release(f *diskFile) {
 	if f.dropped {
 		c.closeLocked(f)
 	} else {
-		f.idle = c.idle.PushFront(f)
+		f.newer, f.older = &c.idle, c.idle.older
+		f.newer.older, f.older.newer = f, f
 	}
 	c.cond.Broadcast()
 }
@@ -203,63 +193,4 @@ func (c *fdCache) closeLocked(f *diskFile) {
 	c.forget(f)
 	_ = c.sys.close(fd)
 	c.open--
-}
-
-func readOnly(err error) bool {
-	return errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)
-}
-
-// reopen opens the file again and makes sure that it is the one made earlier.
-func (f *diskFile) reopen(sys system) (fd int, direct bool, err error) {
-	dir, err := f.dir.handle(sys)
-	if errors.Is(err, unix.ENOENT) {
-		err = fmt.Errorf("%w (%w)", ErrLost, err)
-	}
-	if err != nil {
-		return -1, false, err
-	}
-	open := func(flags int) error {
-		return retry(func() (err error) {
-			fd, err = sys.openat(dir, f.name, unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK|flags, 0)
-			return err
-		})
-	}
-	openAs := func(access int) error {
-		if direct = !f.dir.buffered.Load(); direct {
-			err := open(access | unix.O_DIRECT)
-			if !refusesDirect(err) {
-				return err
-			}
-			f.dir.goBuffered("open", err)
-			direct = false
-		}
-		return open(access)
-	}
-	// What has taken the name may be anything; opening it must tell nothing about the directory.
-	var named unix.Stat_t
-	err = retry(func() error { return sys.fstatat(dir, f.name, &named) })
-	if err == nil && (named.Dev != f.dev || named.Ino != f.ino) {
-		return -1, false, fmt.Errorf("%w: another file has taken its name", ErrLost)
-	}
-	if err == nil {
-		if err = openAs(unix.O_RDWR); readOnly(err) { // a disk that went read-only still has the bytes
-			err = openAs(unix.O_RDONLY)
-		}
-	}
-	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ESTALE):
-		return -1, false, fmt.Errorf("%w (%w)", ErrLost, err)
-	case err != nil:
-		return -1, false, fmt.Errorf("%w: open it again: %w", ErrIO, err)
-	}
-	var st unix.Stat_t
-	if err := retry(func() error { return sys.fstat(fd, &st) }); err != nil {
-		_ = sys.close(fd)
-		return -1, false, fmt.Errorf("%w: look at it: %w", ErrIO, err)
-	}
-	if st.Dev != f.dev || st.Ino != f.ino {
-		_ = sys.close(fd)
-		return -1, false, fmt.Errorf("%w: another file has taken its name", ErrLost)
-	}
-	return fd, direct, nil
 }

@@ -17,13 +17,13 @@ import (
 const size = 3*storetest.Block + 100
 
 // files makes a store on a directory; the test closes it.
-func files(t *testing.T, o store.FilesOptions) *store.Files {
+func files(t *testing.T, o store.Options) *store.Store {
 	t.Helper()
 	o.BlockBytes = storetest.Block
 	if o.Name == nil {
 		o.Name = name
 	}
-	s := store.NewFiles(o)
+	s := store.New(o)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -32,10 +32,10 @@ func files(t *testing.T, o store.FilesOptions) *store.Files {
 	return s
 }
 
-func in(dir string) func() string { return func() string { return dir } }
+func in(dirs ...string) func() []string { return func() []string { return dirs } }
 
 // backing opens a backing and reserves its room.
-func backing(t *testing.T, s store.Store, size uint64) store.Backing {
+func backing(t *testing.T, s *store.Store, size uint64) store.Backing {
 	t.Helper()
 	b, err := s.Open(1, size)
 	if err != nil {
@@ -68,7 +68,7 @@ func isEmpty(t *testing.T, dir string) bool {
 
 func TestNothingIsMadeBeforeReserve(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "x")
-	b, err := files(t, store.FilesOptions{Dir: in(dir)}).Open(1, size)
+	b, err := files(t, store.Options{Dirs: in(dir)}).Open(1, size)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func TestNothingIsMadeBeforeReserve(t *testing.T) {
 // TestTheFile looks at what Reserve makes, and that cycles change neither size nor inode.
 func TestTheFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "deep", "er")
-	b := backing(t, files(t, store.FilesOptions{Dir: in(dir)}), size)
+	b := backing(t, files(t, store.Options{Dirs: in(dir)}), size)
 	for _, d := range []string{dir, filepath.Dir(dir)} {
 		if st := stat(t, d); st.Mode&0o7777 != 0o700 {
 			t.Errorf("directory %s has mode %o, want 0700", d, st.Mode&0o7777)
@@ -113,7 +113,7 @@ func TestTheFile(t *testing.T) {
 
 // TestPaddingIsZero: what lies behind a block in its buffer does not reach the disk.
 func TestPaddingIsZero(t *testing.T) {
-	b := backing(t, files(t, store.FilesOptions{Dir: in(t.TempDir())}), 100)
+	b := backing(t, files(t, store.Options{Dirs: in(t.TempDir())}), 100)
 	p := storetest.Buffer(t, 4096)
 	for i := range p {
 		p[i] = 0xee
@@ -133,7 +133,7 @@ func TestPaddingIsZero(t *testing.T) {
 
 // TestUnalignedMemoryIsRefused, rather than taken for a file system without direct I/O.
 func TestUnalignedMemoryIsRefused(t *testing.T) {
-	s := files(t, store.FilesOptions{Dir: in(t.TempDir())})
+	s := files(t, store.Options{Dirs: in(t.TempDir())})
 	b := backing(t, s, storetest.Block)
 	p := storetest.Buffer(t, 2*storetest.Block)
 	if err := b.WriteBlock(0, p[512:512+storetest.Block], store.Block{State: store.Stored}); err == nil {
@@ -153,7 +153,7 @@ func TestUnalignedMemoryIsRefused(t *testing.T) {
 func TestDirectorySetting(t *testing.T) {
 	one, two := t.TempDir(), t.TempDir()
 	setting := one
-	s := files(t, store.FilesOptions{Dir: func() string { return setting }})
+	s := files(t, store.Options{Dirs: func() []string { return []string{setting} }})
 	first := backing(t, s, size)
 	setting = two
 	second := backing(t, s, size)
@@ -177,7 +177,7 @@ func TestDirectorySetting(t *testing.T) {
 // TestBadDirectoryThenGood: a failed Reserve binds the backing to nothing.
 func TestBadDirectoryThenGood(t *testing.T) {
 	setting := ""
-	b, err := files(t, store.FilesOptions{Dir: func() string { return setting }}).Open(1, size)
+	b, err := files(t, store.Options{Dirs: func() []string { return []string{setting} }}).Open(1, size)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func TestBadDirectoryThenGood(t *testing.T) {
 
 func TestRelativeDirectory(t *testing.T) {
 	t.Chdir(t.TempDir())
-	s := files(t, store.FilesOptions{Dir: in("backups"), MaxOpen: 1})
+	s := files(t, store.Options{Dirs: in("backups"), MaxOpen: 1})
 	b := backing(t, s, size)
 	storetest.Write(t, b, size, 1)
 	t.Chdir(t.TempDir())
@@ -216,11 +216,11 @@ func TestSymlinkedDirectory(t *testing.T) {
 	if err := os.Symlink(target, link); err != nil {
 		t.Fatal(err)
 	}
-	b := backing(t, files(t, store.FilesOptions{Dir: in(link)}), size)
+	b := backing(t, files(t, store.Options{Dirs: in(link)}), size)
 	if stat(t, filepath.Join(target, filepath.Base(pathOf(b)))).Size == 0 {
 		t.Error("the file is not in the symlink's target")
 	}
-	strict, err := files(t, store.FilesOptions{Dir: in(link), NoFollowDir: true}).Open(1, size)
+	strict, err := files(t, store.Options{Dirs: in(link), NoFollowDir: true}).Open(1, size)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +240,7 @@ func TestNamesAlreadyTaken(t *testing.T) {
 	if err := errors.Join(os.Symlink(victim, filepath.Join(dir, name(1))), os.Mkdir(filepath.Join(dir, name(2)), 0o700), unix.Mkfifo(filepath.Join(dir, name(3)), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	b := backing(t, files(t, store.FilesOptions{Dir: in(dir)}), size)
+	b := backing(t, files(t, store.Options{Dirs: in(dir)}), size)
 	storetest.Write(t, b, size, 1)
 	if got := filepath.Base(pathOf(b)); got != name(4) {
 		t.Errorf("the file is %s, want %s", got, name(4))
@@ -250,7 +250,7 @@ func TestNamesAlreadyTaken(t *testing.T) {
 			t.Errorf("%s holds %q (error: %v)", path, got, err)
 		}
 	}
-	stuck, err := files(t, store.FilesOptions{Dir: in(dir), Name: func(uint64) string { return name(0) }}).Open(1, size)
+	stuck, err := files(t, store.Options{Dirs: in(dir), Name: func(uint64) string { return name(0) }}).Open(1, size)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +260,7 @@ func TestNamesAlreadyTaken(t *testing.T) {
 }
 
 // evict makes the store close the descriptor of every file but one (MaxOpen is 1).
-func evict(t *testing.T, s store.Store) { backing(t, s, 1) }
+func evict(t *testing.T, s *store.Store) { backing(t, s, 1) }
 
 func TestLostFile(t *testing.T) {
 	lose := map[string]func(t *testing.T, path string){
@@ -293,8 +293,8 @@ func TestLostFile(t *testing.T) {
 	for what, lose := range lose {
 		t.Run(what, func(t *testing.T) {
 			var said []string
-			s := files(t, store.FilesOptions{
-				Dir: in(filepath.Join(t.TempDir(), "d")), MaxOpen: 1, Warn: func(line string) { said = append(said, line) },
+			s := files(t, store.Options{
+				Dirs: in(filepath.Join(t.TempDir(), "d")), MaxOpen: 1, Warn: func(line string) { said = append(said, line) },
 			})
 			b := backing(t, s, size)
 			path := pathOf(b)
@@ -339,7 +339,7 @@ func TestLostFile(t *testing.T) {
 // TestDirectoryRenamed while its files hold bytes: they are found, and removed in the end.
 func TestDirectoryRenamed(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "d")
-	s := files(t, store.FilesOptions{Dir: in(dir), MaxOpen: 1})
+	s := files(t, store.Options{Dirs: in(dir), MaxOpen: 1})
 	b := backing(t, s, size)
 	storetest.Write(t, b, size, 1)
 	evict(t, s)

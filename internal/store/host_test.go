@@ -19,15 +19,15 @@ import (
 func TestHostMemoryIsTakenOnceAndGivenBack(t *testing.T) {
 	var asked []uint64
 	freed := 0
-	s := store.NewHost(store.HostOptions{BlockBytes: storetest.Block, Direct: true, Alloc: func(n uint64) ([]byte, func() error, error) {
+	s := store.New(store.Options{BlockBytes: storetest.Block, Direct: true, Alloc: func(n uint64) (store.Extent, error) {
 		asked = append(asked, n)
-		return make([]byte, n), func() error { freed++; return nil }, nil
+		return store.Plain(make([]byte, n), func() error { freed++; return nil }), nil
 	}})
 	b, err := s.Open(1, size)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b.Memory(0) != nil || len(asked) > 0 {
+	if b.Direct(0) || len(asked) > 0 {
 		t.Error("memory is taken before Reserve")
 	}
 	for range 2 {
@@ -50,11 +50,11 @@ func TestHostMemoryIsTakenOnceAndGivenBack(t *testing.T) {
 
 func TestHostMemoryRefused(t *testing.T) {
 	refuse := true
-	s := store.NewHost(store.HostOptions{BlockBytes: storetest.Block, Alloc: func(n uint64) ([]byte, func() error, error) {
+	s := store.New(store.Options{BlockBytes: storetest.Block, Alloc: func(n uint64) (store.Extent, error) {
 		if refuse {
-			return nil, nil, fmt.Errorf("%w: none of %d bytes", store.ErrHostMemory, n)
+			return nil, fmt.Errorf("%w: none of %d bytes", store.ErrHostMemory, n)
 		}
-		return store.MmapAlloc(n)
+		return storetest.Alloc(n)
 	}})
 	b, err := s.Open(3, size)
 	if err != nil {
@@ -78,8 +78,8 @@ func TestHostMemoryRefused(t *testing.T) {
 // TestHostMemoryNotFreed: a failed free can be repeated, and the memory counts until then.
 func TestHostMemoryNotFreed(t *testing.T) {
 	fail := errors.New("not now")
-	s := store.NewHost(store.HostOptions{BlockBytes: storetest.Block, Alloc: func(n uint64) ([]byte, func() error, error) {
-		return make([]byte, n), func() error { return fail }, nil
+	s := store.New(store.Options{BlockBytes: storetest.Block, Alloc: func(n uint64) (store.Extent, error) {
+		return store.Plain(make([]byte, n), func() error { return fail }), nil
 	}})
 	b := backing(t, s, storetest.Block)
 	if err := b.Release(); !errors.Is(err, fail) {

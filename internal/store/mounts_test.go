@@ -63,7 +63,7 @@ func free(t *testing.T, dir string) (bytes, inodes uint64) {
 // TestDiskFull runs into a real lack of space.
 func TestDiskFull(t *testing.T) {
 	dir := smallExt4(t, 32)
-	s := files(t, store.FilesOptions{Dir: in(dir)})
+	s := files(t, store.Options{Dirs: in(dir)})
 	before, _ := free(t, dir)
 	const big = 64 << 20
 	b, err := s.Open(1, big)
@@ -97,7 +97,7 @@ func TestDiskFull(t *testing.T) {
 // TestReserveHoldsTheRoom: what was reserved can be written though the rest of the disk is full.
 func TestReserveHoldsTheRoom(t *testing.T) {
 	dir := smallExt4(t, 32)
-	b := backing(t, files(t, store.FilesOptions{Dir: in(dir)}), 8<<20)
+	b := backing(t, files(t, store.Options{Dirs: in(dir)}), 8<<20)
 	hog, err := os.Create(filepath.Join(dir, "hog"))
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func TestInodesExhausted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s := files(t, store.FilesOptions{Dir: in(dir)})
+	s := files(t, store.Options{Dirs: in(dir)})
 	b, err := s.Open(1, size)
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func TestInodesExhausted(t *testing.T) {
 	if !errors.As(err, &space) || space.InodesFree != 0 || space.Free < size {
 		t.Fatalf("reserve: %v, want a NoSpaceError with no inodes and enough bytes free", err)
 	}
-	below, err := files(t, store.FilesOptions{Dir: in(filepath.Join(dir, "new"))}).Open(1, size)
+	below, err := files(t, store.Options{Dirs: in(filepath.Join(dir, "new"))}).Open(1, size)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestInodesExhausted(t *testing.T) {
 // TestReadOnly says so and makes nothing.
 func TestReadOnly(t *testing.T) {
 	dir := mount(t, "-t", "tmpfs", "-o", "ro", "tmpfs")
-	b, err := files(t, store.FilesOptions{Dir: in(dir)}).Open(1, size)
+	b, err := files(t, store.Options{Dirs: in(dir)}).Open(1, size)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,8 +187,8 @@ func TestOtherFileSystems(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			dir := make(t)
-			storetest.Run(t, storetest.Maker{New: func(testing.TB) store.Store {
-				return store.NewFiles(store.FilesOptions{BlockBytes: storetest.Block, Name: name, MaxOpen: 2, Dir: in(dir)})
+			storetest.Run(t, storetest.Maker{New: func(testing.TB) *store.Store {
+				return store.New(store.Options{BlockBytes: storetest.Block, Name: name, MaxOpen: 2, Dirs: in(dir)})
 			}})
 			if n := len(entries(t, dir)); n > 0 {
 				t.Errorf("%d files are left", n)
@@ -215,8 +215,8 @@ func entries(t *testing.T, dir string) (names []string) {
 func TestADirectoryInMemoryIsSaidOnce(t *testing.T) {
 	dir := mount(t, "-t", "tmpfs", "-o", "size=8m", "tmpfs")
 	var said []string
-	s := store.NewFiles(store.FilesOptions{
-		BlockBytes: 4096, Dir: func() string { return dir },
+	s := store.New(store.Options{
+		BlockBytes: 4096, Dirs: func() []string { return []string{dir} },
 		Name: func(seq uint64) string { return fmt.Sprintf("file-%d", seq) },
 		Warn: func(line string) {
 			if strings.Contains(line, "tmpfs") {

@@ -1,128 +1,220 @@
-// Package store holds the bytes of paused allocations: in host memory (Host) or in files
-// (Files). Both implement Store; one conformance suite (storetest) runs on both.
+// Package store holds the bytes of paused allocations, block by block, in host memory and in
+// files. A Backing holds those of one allocation; which of its blocks lie where is settled when
+// it takes its room. One conformance suite (storetest) runs on every kind of store.
 //
 // The block map is the truth about what a backing holds: per block absent, zero, stored or dead,
-// and the fingerprint of its bytes where that is known. An entry is set to absent before its
-// block is overwritten and to the new state after the write returned, so that a failed pause
-// never leaves a claim on bytes that were not written.
+// its place, and the fingerprint of its bytes where that is known. An entry is set to absent
+// before its block is overwritten and to the new state after the write returned, so that a
+// failed pause never leaves a claim on bytes that were not written.
+//
+// Files are read and written past the page cache (O_DIRECT); where the file system refuses
+// that, the store says so once and goes on through the page cache, emptying it as it goes.
+//
+// Locks, in the order they are taken: backing.mu; diskFile.opening or directory.proving; then
+// one of directory.handling, Store.dirMu, Store.mu and fdCache.mu, which are never held
+// together. No lock but diskFile.opening, of the file alone, is held over a transfer or the
+// opening of a file, so that a disk that hangs holds up its own blocks only.
 package store
 
 import (
 	"errors"
 	"fmt"
-	"unsafe"
+	"sync"
+	"sync/atomic"
 )
 
+// Options are the settings of a store.
+type Options struct {
+	// BlockBytes is the size of a block, a multiple of 4096.
+	BlockBytes uint64
+
+	// Alloc takes size bytes of host memory, a multiple of 4096, for the blocks of one backing.
+	// It is needed by a store that keeps blocks in host memory.
+	Alloc func(size uint64) (Extent, error)
+	// Direct says that devices can copy to and from memory of Alloc (it is pinned), so that
+	// blocks there show it as Memory.
+	Direct bool
+
+	// Dirs are the directories of files; blocks are dealt to them in turn. It is asked at the
+	// first Reserve of each backing, which then keeps to the answer. nil: the store uses no
+	// disk, and all blocks lie in host memory.
+	Dirs func() []string
+	// HostBudget is how much host memory, in bytes, the backings of a store with directories
+	// may take in all; the first blocks of a backing lie there, as many as fit. It is asked
+	// like Dirs. nil: none. What Alloc refuses goes to disk.
+	HostBudget func() uint64
+	// Name makes the name of a file. seq is another one at each call.
+	Name func(seq uint64) string
+	// NoFollowDir refuses a directory whose last component is a symlink. Without it a
+	// symlink to a directory is the user's choice.
+	NoFollowDir bool
+	// MaxOpen is the number of files open at one time; 0: 64.
+	MaxOpen int
+	// Warn, if not nil, takes one line without a newline, once per directory and kind. It is
+	// called within calls of the store and makes none itself.
+	Warn func(line string)
+}
+
+// Extent is host memory for one backing, of one range of addresses.
+type Extent interface {
+	// Bytes returns n of its bytes from off on, and waits until they are there. The error says
+	// why they cannot be, or that the extent was freed. It may be called from any goroutine.
+	Bytes(off, n uint64) ([]byte, error)
+	// Free gives the memory back, which nobody uses any more. After an error it can be called
+	// again.
+	Free() error
+}
+
 // Store makes backings. All methods may be called from any goroutine.
-type Store interface {
-	// Open returns a new, empty backing for an allocation of size bytes. It takes no room
-	// yet. id is unique in the process and names the backing in errors.
-	Open(id, size uint64) (Backing, error)
-	// Rest gives up what is kept between calls only for speed: open files. The engine calls it
-	// at the end of each operation, so that between operations no forked child inherits them
-	// (a removed file would keep its room as long as the child lives), and that a descriptor
-	// which the program closed and used for a file of its own is never taken for ours.
-	Rest()
-	// Usage is what all open backings take now.
-	Usage() Usage
-	// Close releases every open backing (files removed, memory freed) and the store.
-	// Further calls return ErrClosed. Idempotent.
-	Close() error
+type Store struct {
+	options  Options
+	sys      system
+	fds      *fdCache
+	named    atomic.Uint64 // names asked for
+	dealt    atomic.Uint64 // blocks dealt to directories
+	bytes    atomic.Int64  // of all files
+	files    atomic.Int64
+	buffered atomic.Bool // some directory refused direct I/O
+
+	mu       sync.Mutex // guards the fields below
+	closed   bool
+	backings map[*backing]struct{}
+	host     uint64          // bytes of host memory held, or about to be
+	warned   map[string]bool // by directory and kind
+	setting  []string        // the last setting of several directories
+	members  []string        // what came of it
+
+	dirMu sync.Mutex            // guards the maps and the reference counts; held over opening a directory
+	dirs  map[string]*directory // by absolute path
+	rates map[string]*rate      // by absolute path, of all directories used so far
 }
 
-// Backing holds the bytes of one allocation. WriteBlock and ReadBlock may be called from many
-// goroutines at once for different blocks; the other methods from one at a time, with no block
-// call under way.
-type Backing interface {
-	// Reserve takes the room for all size bytes (file extents, host pages), so that a lack of
-	// it shows before anything is copied. Idempotent; room is kept until Release. Room that
-	// someone else took away (a file removed by a launcher that empties its directory) is
-	// taken again, with all blocks absent: call it for memory that is still on the device.
-	Reserve() error
-	// WriteBlock stores p as the block that begins at byte off of the allocation; off is a
-	// multiple of the store's block size. p is a whole block, or shorter for the last one.
-	// p begins at a multiple of 4096 in memory, and p[:cap(p)] reaches to the next one: the
-	// store may overwrite p[len(p):] with zeros and write it too. The block's entry is absent
-	// until the write has returned, then b: Stored, with the fingerprint of p if that is known.
-	WriteBlock(off uint64, p []byte, b Block) error
-	// ReadBlock fills p with the block at off, which must not be absent (ErrAbsent): with what
-	// was written, or zeros. The same rule for p's capacity holds.
-	ReadBlock(off uint64, p []byte) error
-	// Block is what is known of the block at off. Entries stay true from one pause to the next.
-	Block(off uint64) Block
-	// Mark sets the entry of the block at off without a write. Absent: before its Memory is
-	// written directly. Stored: after that; ignored for a block without Memory. Zero: the bytes
-	// are all zero, and so is the block's host memory afterwards, if it has any. Dead: the
-	// bytes are not needed, and are zero when read.
-	Mark(off uint64, b Block)
-	// Memory is the block at off as host memory that devices can copy to and from directly, or
-	// nil when it must go through WriteBlock and ReadBlock. A user that writes to it directly
-	// marks the block absent before, and stored after. Valid from Reserve to Release.
-	Memory(off uint64) []byte
-	// Commit is called after the last write: no block may be absent (ErrAbsent names the first
-	// that is), and all is on the device when it returns.
-	Commit() error
-	// Invalidate forgets all blocks and keeps the room.
-	Invalidate()
-	// Pointer is the address of byte off in host memory, whether or not devices can copy to
-	// it; ErrNoMemory when the backing has none now, ErrAbsent while a block is absent. What
-	// dead blocks show is undefined. Valid until Release.
-	Pointer(off uint64) (unsafe.Pointer, error)
-	// Where names for people the place of the block at off: "file /x/ebb-….bak (offset 4096)"
-	// or "host memory".
-	Where(off uint64) string
-	// Release gives back all room; other calls fail from then on. Idempotent. After an error
-	// it can be called again.
-	Release() error
+// New makes a store. It takes no memory and touches no file yet.
+func New(o Options) *Store { return newStore(o, kernel{}) }
+
+func newStore(o Options, sys system) *Store {
+	if o.MaxOpen <= 0 {
+		o.MaxOpen = 64
+	}
+	return &Store{
+		options:  o,
+		sys:      sys,
+		fds:      newFDCache(sys, o.MaxOpen),
+		backings: map[*backing]struct{}{},
+		warned:   map[string]bool{},
+		dirs:     map[string]*directory{},
+		rates:    map[string]*rate{},
+	}
 }
 
-// Usage counts what backings take, in bytes.
+// Open returns a new, empty backing for an allocation of size bytes. It takes no room yet. id is
+// unique in the process and names the backing in errors.
+func (s *Store) Open(id, size uint64) (Backing, error) {
+	fail := func(err error) error { return fmt.Errorf("open a backing for allocation %d: %w", id, err) }
+	if block := s.options.BlockBytes; block == 0 || block%ioAlign != 0 {
+		return nil, fail(fmt.Errorf("block size %d is not a multiple of %d", block, ioAlign))
+	}
+	if size == 0 || size > maxSize {
+		return nil, fail(fmt.Errorf("size %d is not between 1 and %d", size, uint64(maxSize)))
+	}
+	b := &backing{store: s, id: id, blocks: newBlockMap(size, s.options.BlockBytes)}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, fail(ErrClosed)
+	}
+	s.backings[b] = struct{}{}
+	return b, nil
+}
+
+// Rest gives up what is kept between calls only for speed: open files. The engine calls it at
+// the end of each operation, so that between operations no forked child inherits them (a
+// removed file would keep its room as long as the child lives), and that a descriptor which the
+// program closed and used for a file of its own is never taken for ours. Host memory is kept.
+func (s *Store) Rest() { s.fds.rest() }
+
+// Usage is what all open backings take now, and what the directories did so far.
 type Usage struct {
 	HostBytes uint64 // host memory held
 	DiskBytes uint64 // bytes of files
 	Files     int
 	Buffered  bool // some directory refused direct I/O
+	Dirs      []DirUsage
 }
 
-// Errors of this package; wrapped with the backing and the block they concern.
-var (
-	ErrClosed     = errors.New("store is closed")
-	ErrAbsent     = errors.New("block is not stored")
-	ErrNoSpace    = errors.New("no space left")
-	ErrHostMemory = errors.New("not enough host memory")
-	ErrIO         = errors.New("I/O error")
-	ErrLost       = errors.New("backup file is gone, replaced or cut") // by someone else
-	ErrNoMemory   = errors.New("the backing holds no host memory now")
-)
-
-// NoSpaceError says how much room was needed and free in a directory, in bytes.
-type NoSpaceError struct {
-	Dir        string
-	Need, Free uint64
-	InodesFree uint64
-	Err        error // the system's error
+// Usage counts.
+func (s *Store) Usage() Usage {
+	u := Usage{DiskBytes: uint64(s.bytes.Load()), Files: int(s.files.Load()), Buffered: s.buffered.Load(), Dirs: s.dirUsage()}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u.HostBytes = s.host
+	return u
 }
 
-func (e *NoSpaceError) Error() string {
-	s := fmt.Sprintf("%v in %s: %s needed, %s free", ErrNoSpace, e.Dir, Size(e.Need), Size(e.Free))
-	if e.InodesFree == 0 {
-		s += ", no inodes free"
+// Close releases every open backing (files removed, memory freed) and the store. Further calls
+// return ErrClosed. Idempotent; what could not be given back is tried again by the next call.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	var open []*backing
+	for b := range s.backings {
+		open = append(open, b)
 	}
-	return fmt.Sprintf("%s (%v): make room there or name another directory", s, e.Err)
+	s.mu.Unlock()
+	var errs []error
+	for _, b := range open {
+		errs = append(errs, b.Release())
+	}
+	return errors.Join(errs...)
 }
 
-// Size is a number of bytes for people: "512 bytes", "1.5 MiB".
-func Size(n uint64) string {
-	if n < 1<<10 {
-		return fmt.Sprintf("%d bytes", n)
-	}
-	units := []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
-	v, unit := float64(n)/1024, 0
-	for v >= 1024 && unit < len(units)-1 {
-		v, unit = v/1024, unit+1
-	}
-	return fmt.Sprintf("%.1f %s", v, units[unit])
+// released takes a backing out of the list of those that hold room.
+func (s *Store) released(b *backing) {
+	s.mu.Lock()
+	delete(s.backings, b)
+	s.mu.Unlock()
 }
 
-// Unwrap makes errors.Is(err, ErrNoSpace) and errors.Is(err, unix.ENOSPC) true.
-func (e *NoSpaceError) Unwrap() []error { return []error{ErrNoSpace, e.Err} }
+// claim counts host memory for a backing of size bytes, and says how much it may take: all
+// that it needs, or as many whole blocks as are left in the budget.
+func (s *Store) claim(size uint64) (n uint64) {
+	n = alignUp(size)
+	budget := n
+	if s.options.Dirs != nil {
+		budget = 0
+		if s.options.HostBudget != nil {
+			budget = s.options.HostBudget()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.options.Dirs != nil {
+		if left := budget - min(budget, s.host); n > left {
+			n = left / s.options.BlockBytes * s.options.BlockBytes
+		}
+	}
+	s.host += n
+	return n
+}
+
+// unclaim counts n bytes of host memory as given back.
+func (s *Store) unclaim(n uint64) {
+	s.mu.Lock()
+	s.host -= n
+	s.mu.Unlock()
+}
+
+// warn says a line once per directory and kind.
+func (s *Store) warn(dir, kind, format string, args ...any) {
+	if s.options.Warn == nil {
+		return
+	}
+	s.mu.Lock()
+	key := kind + "\x00" + dir
+	said := s.warned[key]
+	s.warned[key] = true
+	s.mu.Unlock()
+	if !said {
+		s.options.Warn(fmt.Sprintf(format, args...))
+	}
+}

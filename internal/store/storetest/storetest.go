@@ -25,9 +25,10 @@ const Block = 64 << 10
 // Maker is a store under test.
 type Maker struct {
 	// New makes a store with blocks of Block bytes; the test closes it.
-	New func(t testing.TB) store.Store
-	// Lose takes away what the backing has stored, as an outsider would; nil: not possible.
-	Lose func(t testing.TB, b store.Backing)
+	New func(t testing.TB) *store.Store
+	// Lose takes away a file of a backing of size bytes, as an outsider would; false: it has
+	// none.
+	Lose func(t testing.TB, b store.Backing, size uint64) bool
 }
 
 // Run runs the suite.
@@ -103,14 +104,18 @@ func Check(t testing.TB, b store.Backing, size, seed uint64) {
 	}
 }
 
-// File is the path of the file that holds the block at off.
+// File is the path of the file that holds the block at off; none when it lies in host memory.
 func File(b store.Backing, off uint64) string {
-	path, _, _ := strings.Cut(strings.TrimPrefix(b.Where(off), "file "), " (offset ")
+	where, isFile := strings.CutPrefix(b.Where(off), "file ")
+	if !isFile {
+		return ""
+	}
+	path, _, _ := strings.Cut(where, " (offset ")
 	return path
 }
 
 // open returns a store and a backing with room.
-func (m Maker) open(t testing.TB, size uint64) (store.Store, store.Backing) {
+func (m Maker) open(t testing.TB, size uint64) (*store.Store, store.Backing) {
 	t.Helper()
 	s := m.New(t)
 	t.Cleanup(func() {
@@ -126,6 +131,25 @@ func (m Maker) open(t testing.TB, size uint64) (store.Store, store.Backing) {
 		t.Fatal(err)
 	}
 	return s, b
+}
+
+// Alloc takes plain host memory for a store.
+func Alloc(n uint64) (store.Extent, error) {
+	memory, free, err := store.MmapAlloc(n)
+	if err != nil {
+		return nil, err
+	}
+	return store.Plain(memory, free), nil
+}
+
+// room is what a store takes.
+func room(s *store.Store) (held struct {
+	host, disk uint64
+	files      int
+}) {
+	u := s.Usage()
+	held.host, held.disk, held.files = u.HostBytes, u.DiskBytes, u.Files
+	return held
 }
 
 func (m Maker) roundTrip(t *testing.T) {
@@ -204,14 +228,14 @@ func (m Maker) overwrite(t *testing.T) {
 	const size = 2*Block + 5
 	s, b := m.open(t, size)
 	Write(t, b, size, 1)
-	before, where := s.Usage(), b.Where(0)
+	before, where := room(s), b.Where(0)
 	Write(t, b, size, 2)
 	Check(t, b, size, 2)
 	if err := b.Commit(); err != nil {
 		t.Fatal(err)
 	}
-	if s.Usage() != before || b.Where(0) != where {
-		t.Errorf("first cycle: %+v in %s, second: %+v in %s", before, where, s.Usage(), b.Where(0))
+	if room(s) != before || b.Where(0) != where {
+		t.Errorf("first cycle: %+v in %s, second: %+v in %s", before, where, room(s), b.Where(0))
 	}
 }
 
@@ -219,15 +243,15 @@ func (m Maker) invalidate(t *testing.T) {
 	const size = 2 * Block
 	s, b := m.open(t, size)
 	Write(t, b, size, 1)
-	before := s.Usage()
+	before := room(s)
 	b.Invalidate()
 	for _, k := range Blocks(size) {
 		if err := b.ReadBlock(k.Off, Buffer(t, Block)); !errors.Is(err, store.ErrAbsent) {
 			t.Errorf("block at %d after Invalidate: %v, want ErrAbsent", k.Off, err)
 		}
 	}
-	if s.Usage() != before {
-		t.Errorf("room before: %+v, after: %+v", before, s.Usage())
+	if room(s) != before {
+		t.Errorf("room before: %+v, after: %+v", before, room(s))
 	}
 	Write(t, b, size, 2)
 	Check(t, b, size, 2)
@@ -286,7 +310,7 @@ func (m Maker) misuse(t *testing.T) {
 	}
 }
 
-func (m Maker) open2(t testing.TB) store.Store {
+func (m Maker) open2(t testing.TB) *store.Store {
 	s, _ := m.open(t, 1)
 	return s
 }
@@ -295,6 +319,7 @@ func (m Maker) release(t *testing.T) {
 	const size = 2 * Block
 	s, b := m.open(t, size)
 	Write(t, b, size, 1)
+	first := room(s)
 	other, err := s.Open(8, size)
 	if err != nil {
 		t.Fatal(err)
@@ -303,20 +328,20 @@ func (m Maker) release(t *testing.T) {
 		t.Fatal(err)
 	}
 	Write(t, other, size, 2)
-	both := s.Usage()
+	both := room(s)
 	for range 2 {
 		if err := b.Release(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if u := s.Usage(); 2*(u.HostBytes+u.DiskBytes) != both.HostBytes+both.DiskBytes || 2*u.Files != both.Files {
-		t.Errorf("two backings take %+v, one %+v", both, u)
+	if left := room(s); left.host != both.host-first.host || left.disk != both.disk-first.disk || left.files != both.files-first.files {
+		t.Errorf("one backing took %+v, two %+v, and the second alone %+v", first, both, left)
 	}
 	p := Buffer(t, Block)
 	if b.WriteBlock(0, p, store.Block{State: store.Stored}) == nil || b.ReadBlock(0, p) == nil || !errors.Is(b.Reserve(), store.ErrClosed) || !errors.Is(b.Commit(), store.ErrClosed) {
 		t.Error("a released backing still works")
 	}
-	if b.Memory(0) != nil {
+	if memory, _ := b.Memory(0); memory != nil || b.Direct(0) {
 		t.Error("a released backing still has memory")
 	}
 	Check(t, other, size, 2)
@@ -371,32 +396,46 @@ func (m Maker) memory(t *testing.T) {
 		t.Errorf("pointer to bytes that are not stored: %v", err)
 	}
 	Write(t, b, size, 1)
-	if at, err := b.Pointer(size - 1); err != nil {
-		if !errors.Is(err, store.ErrNoMemory) || b.Memory(0) != nil {
-			t.Errorf("no pointer (%v), but memory: %v", err, b.Memory(0) != nil)
-		}
-	} else {
+	if at, err := b.Pointer(size - 1); err == nil {
 		want := Buffer(t, Block)
 		Fill(want[:10], 1+2*Block)
 		if *(*byte)(at) != want[9] {
 			t.Error("the pointer to the last byte does not show it")
 		}
+	} else if !errors.Is(err, store.ErrNoMemory) {
+		t.Errorf("pointer: %v", err)
 	}
-	at := b.Memory(Block)
-	if at == nil {
-		return
+	for _, k := range Blocks(size) {
+		at, err := b.Memory(k.Off)
+		if err != nil || (at != nil) != b.Direct(k.Off) {
+			t.Fatalf("direct: %v, memory: %v, error: %v", b.Direct(k.Off), at != nil, err)
+		}
+		if at == nil {
+			continue
+		}
+		if uint64(len(at)) != k.Len {
+			t.Fatalf("a block of %d bytes, not %d", len(at), k.Len)
+		}
+		b.Mark(k.Off, store.Block{})
+		Fill(at, 9)
+		if err := b.ReadBlock(k.Off, p[:k.Len]); !errors.Is(err, store.ErrAbsent) {
+			t.Errorf("read before it is marked: %v, want ErrAbsent", err)
+		}
+		b.Mark(k.Off, store.Block{State: store.Stored})
+		if err := b.ReadBlock(k.Off, p[:k.Len]); err != nil || !bytes.Equal(p[:k.Len], at) {
+			t.Errorf("read of a block marked stored: not the bytes in memory (error: %v)", err)
+		}
+		b.Mark(k.Off, store.Block{State: store.Zero})
+		if !bytes.Equal(at, make([]byte, k.Len)) {
+			t.Error("the memory of a block marked zero is not zero")
+		}
 	}
-	if len(at) != Block {
-		t.Fatalf("a block of %d bytes, not %d", len(at), Block)
-	}
-	b.Mark(Block, store.Block{})
-	Fill(at, 9)
-	if err := b.ReadBlock(Block, p); !errors.Is(err, store.ErrAbsent) {
-		t.Errorf("read before it is marked: %v, want ErrAbsent", err)
-	}
-	b.Mark(Block, store.Block{State: store.Stored})
-	if err := b.ReadBlock(Block, p); err != nil || !bytes.Equal(p, at) {
-		t.Errorf("read of a block marked stored: not the bytes in memory (error: %v)", err)
+	b.Invalidate()
+	for _, k := range Blocks(size) {
+		b.Mark(k.Off, store.Block{State: store.Stored})
+		if state := b.Block(k.Off).State; File(b, k.Off) != "" && state != store.Absent {
+			t.Errorf("a block in a file was marked %v without a write", state)
+		}
 	}
 }
 
@@ -578,10 +617,9 @@ func (m Maker) model(t *testing.T) {
 			},
 			"lose": func(rt *rapid.T) {
 				b := pick(rt)
-				if m.Lose == nil || !b.reserved || b.lost {
+				if m.Lose == nil || !b.reserved || b.lost || !m.Lose(t, b.Backing, b.size) {
 					rt.Skip("not possible")
 				}
-				m.Lose(t, b.Backing)
 				b.lost = true
 			},
 			"": func(rt *rapid.T) {

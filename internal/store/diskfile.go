@@ -1,0 +1,261 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// diskFile is a file that this process made. Its identity (device and inode) is remembered, so
+// that it is known again when it has to be opened a second time.
+type diskFile struct {
+	dir      *directory
+	name     string
+	size     int64  // guarded by mu of its backing
+	dev, ino uint64 // 0: not known yet
+
+	opening sync.Mutex // one goroutine opens the file, the others wait for the descriptor
+
+	// Guarded by fdCache.mu.
+	fd      int // -1: not open
+	direct  bool
+	users   int
+	dropped bool      // to be closed by the last user, and never opened again
+	newer   *diskFile // neighbours in fdCache.idle when open without users, else nil
+	older   *diskFile
+}
+
+func (f *diskFile) path() string { return f.dir.path + "/" + f.name }
+
+// create makes a file of size bytes in d, with all its room, and leaves it open and unused.
+// When it fails it removes what it made; the file is returned beside the error if even that
+// failed, for the caller to discard later.
+func (s *Store) create(d *directory, size int64) (*diskFile, error) {
+	f := &diskFile{dir: d, size: size, fd: -1}
+	s.fds.take()
+	fd, direct, err := s.openNew(f)
+	for tooMany(err) && s.fds.closeOne() {
+		fd, direct, err = s.openNew(f)
+	}
+	if err != nil {
+		s.fds.give()
+		if noRoom(err) {
+			return nil, s.noSpace(d, size, err)
+		}
+		return nil, fmt.Errorf("create %s: %w", f.path(), err)
+	}
+	s.fds.install(f, fd, direct)
+	s.files.Add(1)
+	s.bytes.Add(size)
+	err = s.prepare(f, fd)
+	s.fds.release(f)
+	if err == nil {
+		return f, nil
+	}
+	// Removed before the free space is counted, so that the count is what others see too.
+	left := s.discard(f)
+	if noRoom(err) {
+		err = s.noSpace(d, size, err)
+	} else {
+		err = fmt.Errorf("create %s: %w", f.path(), err)
+	}
+	if left != nil {
+		return f, errors.Join(err, left)
+	}
+	return nil, err
+}
+
+// openNew makes the file under a name that no file has yet.
+func (s *Store) openNew(f *diskFile) (fd int, direct bool, err error) {
+	dir, err := f.dir.handle(s.sys)
+	if err != nil {
+		return -1, false, err
+	}
+	open := func(flags int) error {
+		return retry(func() (err error) {
+			fd, err = s.sys.openat(dir, f.name, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|flags, 0o600)
+			return err
+		})
+	}
+	// Names carry this process's identity; those taken are of another store in the process, or
+	// were put there by someone. The bound is for a Name that ignores its argument.
+	for range 1000 {
+		f.name = s.options.Name(s.named.Add(1) - 1)
+		if direct = !f.dir.buffered.Load(); direct {
+			err = open(unix.O_EXCL | unix.O_DIRECT)
+		} else {
+			err = open(unix.O_EXCL)
+		}
+		if direct && refusesDirect(err) {
+			f.dir.goBuffered("open", err)
+			direct = false
+			// Kernels make the file before they refuse the flag, so it may be there now, and
+			// O_EXCL would stumble over it. That it is ours and empty is checked later.
+			err = open(0)
+		}
+		if !errors.Is(err, unix.EEXIST) {
+			break
+		}
+	}
+	if err != nil && !noRoom(err) {
+		return -1, false, fmt.Errorf("%w: %w", ErrIO, err)
+	}
+	return fd, direct, err
+}
+
+// isNew reports whether st is an empty regular file of this user with one name.
+func isNew(st *unix.Stat_t) bool {
+	return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1 && int(st.Uid) == os.Geteuid() && st.Size == 0
+}
+
+// prepare checks the file just made and takes its room.
+func (s *Store) prepare(f *diskFile, fd int) error {
+	var st unix.Stat_t
+	if err := retry(func() error { return s.sys.fstat(fd, &st) }); err != nil {
+		return fmt.Errorf("%w: look at it: %w", ErrIO, err)
+	}
+	if !isNew(&st) {
+		return fmt.Errorf("%w: not a new, plain file of user %d (mode %o, links %d, owner %d, %d bytes): choose a directory of your own, on a file system that keeps owners", ErrIO, os.Geteuid(), st.Mode, st.Nlink, st.Uid, st.Size)
+	}
+	f.dev, f.ino = st.Dev, st.Ino
+	if st.Mode&0o777 != 0o600 { // a umask that takes the owner's bits would make it unreadable
+		if err := retry(func() error { return s.sys.fchmod(fd, 0o600) }); err != nil {
+			return fmt.Errorf("%w: set its mode: %w", ErrIO, err)
+		}
+	}
+	if err := s.allocate(f, fd, f.size); noRoom(err) {
+		return err
+	} else if err != nil {
+		return fmt.Errorf("%w: %w", ErrIO, err)
+	}
+	return s.prove(f, fd)
+}
+
+// allocate takes the file's extents up to size. There is no emulation by writing zeros: it would
+// double the bytes written. Without support the room is only known to be there when it is
+// written.
+func (s *Store) allocate(f *diskFile, fd int, size int64) error {
+	err := retry(func() error { return s.sys.fallocate(fd, size) })
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+		s.warn(f.dir.path, "fallocate", "%s: the file system cannot preallocate (fallocate: %v); a lack of space will show only while writing", f.dir.path, err)
+		err = retry(func() error { return s.sys.ftruncate(fd, size) })
+	}
+	if err != nil && !noRoom(err) {
+		return fmt.Errorf("preallocate %d bytes: %w", size, err)
+	}
+	return err
+}
+
+// grow takes more room for a file.
+func (s *Store) grow(f *diskFile, size int64) error {
+	err := s.withFile(f, size-f.size, func(fd int, _ bool) error { return s.allocate(f, fd, size) })
+	if err != nil {
+		return fmt.Errorf("more room in %s: %w", f.path(), err)
+	}
+	s.bytes.Add(size - f.size)
+	f.size = size
+	return nil
+}
+
+// present reports whether the file's name still is the file.
+func (s *Store) present(f *diskFile) (bool, error) {
+	var st unix.Stat_t
+	dir, err := f.dir.handle(s.sys)
+	if err == nil {
+		err = retry(func() error { return s.sys.fstatat(dir, f.name, &st) })
+	}
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESTALE), errors.Is(err, ErrLost):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("%w: look at %s: %w", ErrIO, f.path(), err)
+	}
+	if f.ino == 0 { // made, but it could not be looked at
+		return isNew(&st), nil
+	}
+	return st.Dev == f.dev && st.Ino == f.ino, nil
+}
+
+// discard closes the file and removes it if its name still is the file. On an error the file
+// may still be there, and discard can be called again.
+func (s *Store) discard(f *diskFile) error {
+	s.fds.drop(f)
+	there, err := s.present(f)
+	if err != nil {
+		return err
+	}
+	if there {
+		dir, err := f.dir.handle(s.sys)
+		if err == nil {
+			err = retry(func() error { return s.sys.unlinkat(dir, f.name) })
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("%w: remove %s: %w", ErrIO, f.path(), err)
+		}
+	}
+	s.files.Add(-1)
+	s.bytes.Add(-f.size)
+	return nil
+}
+
+func readOnly(err error) bool {
+	return errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)
+}
+
+// reopen opens the file again and makes sure that it is the one made earlier.
+func (f *diskFile) reopen(sys system) (fd int, direct bool, err error) {
+	dir, err := f.dir.handle(sys)
+	if errors.Is(err, unix.ENOENT) {
+		err = fmt.Errorf("%w (%w)", ErrLost, err)
+	}
+	if err != nil {
+		return -1, false, err
+	}
+	open := func(flags int) error {
+		return retry(func() (err error) {
+			fd, err = sys.openat(dir, f.name, unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK|flags, 0)
+			return err
+		})
+	}
+	openAs := func(access int) error {
+		if direct = !f.dir.buffered.Load(); direct {
+			err := open(access | unix.O_DIRECT)
+			if !refusesDirect(err) {
+				return err
+			}
+			f.dir.goBuffered("open", err)
+			direct = false
+		}
+		return open(access)
+	}
+	// What has taken the name may be anything; opening it must tell nothing about the directory.
+	var named unix.Stat_t
+	err = retry(func() error { return sys.fstatat(dir, f.name, &named) })
+	if err == nil && (named.Dev != f.dev || named.Ino != f.ino) {
+		return -1, false, fmt.Errorf("%w: another file has taken its name", ErrLost)
+	}
+	if err == nil {
+		if err = openAs(unix.O_RDWR); readOnly(err) { // a disk that went read-only still has the bytes
+			err = openAs(unix.O_RDONLY)
+		}
+	}
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ESTALE):
+		return -1, false, fmt.Errorf("%w (%w)", ErrLost, err)
+	case err != nil:
+		return -1, false, fmt.Errorf("%w: open it again: %w", ErrIO, err)
+	}
+	var st unix.Stat_t
+	if err := retry(func() error { return sys.fstat(fd, &st) }); err != nil {
+		_ = sys.close(fd)
+		return -1, false, fmt.Errorf("%w: look at it: %w", ErrIO, err)
+	}
+	if st.Dev != f.dev || st.Ino != f.ino {
+		_ = sys.close(fd)
+		return -1, false, fmt.Errorf("%w: another file has taken its name", ErrLost)
+	}
+	return fd, direct, nil
+}

@@ -1,0 +1,97 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Errors of this package; wrapped with the backing and the block they concern.
+var (
+	ErrClosed     = errors.New("store is closed")
+	ErrAbsent     = errors.New("block is not stored")
+	ErrNoSpace    = errors.New("no space left")
+	ErrHostMemory = errors.New("not enough host memory")
+	ErrIO         = errors.New("I/O error")
+	ErrLost       = errors.New("backup file is gone, replaced or cut") // by someone else
+	ErrNoMemory   = errors.New("the backing is not in host memory")
+)
+
+// errNoRoom is a block call on a backing that has taken no room.
+var errNoRoom = errors.New("no room was reserved")
+
+// NoSpaceError says how much room was needed and free, in bytes.
+type NoSpaceError struct {
+	Dir        string // or several, with commas between them
+	Need, Free uint64
+	InodesFree uint64
+	Err        error // the system's error
+
+	dev uint64 // the device of Dir
+}
+
+func (e *NoSpaceError) Error() string {
+	s := fmt.Sprintf("%v in %s: %s needed, %s free", ErrNoSpace, e.Dir, Size(e.Need), Size(e.Free))
+	if e.InodesFree == 0 {
+		s += ", no inodes free"
+	}
+	return fmt.Sprintf("%s (%v): make room there or name another directory", s, e.Err)
+}
+
+// Unwrap makes errors.Is(err, ErrNoSpace) and errors.Is(err, unix.ENOSPC) true.
+func (e *NoSpaceError) Unwrap() []error { return []error{ErrNoSpace, e.Err} }
+
+// allFull is the lack of need bytes in all of several directories, of which each reported its own.
+func allFull(need uint64, each []*NoSpaceError) error {
+	if len(each) == 1 {
+		return each[0]
+	}
+	var names []string
+	counted := map[uint64]bool{} // devices
+	all := &NoSpaceError{Need: need, Err: each[0].Err}
+	for _, e := range each {
+		names = append(names, e.Dir)
+		if !counted[e.dev] {
+			all.Free += e.Free
+			all.InodesFree += e.InodesFree
+		}
+		counted[e.dev] = true
+	}
+	all.Dir = strings.Join(names, ", ")
+	return all
+}
+
+// HostMemoryError says how much host memory was needed and available, in bytes.
+type HostMemoryError struct {
+	Need, Available uint64 // Available: without pushing anything else out; 0: unknown
+	Err             error  // the system's error, or nil when it was not asked
+}
+
+func (e *HostMemoryError) Error() string {
+	s := fmt.Sprintf("%v: %s needed, %s available", ErrHostMemory, Size(e.Need), Size(e.Available))
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Unwrap makes errors.Is(err, ErrHostMemory) and errors.Is(err, unix.ENOMEM) true.
+func (e *HostMemoryError) Unwrap() []error {
+	if e.Err == nil {
+		return []error{ErrHostMemory}
+	}
+	return []error{ErrHostMemory, e.Err}
+}
+
+// Size is a number of bytes for people: "512 bytes", "1.5 MiB".
+func Size(n uint64) string {
+	if n < 1<<10 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	units := []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
+	v, unit := float64(n)/1024, 0
+	for v >= 1024 && unit < len(units)-1 {
+		v, unit = v/1024, unit+1
+	}
+	return fmt.Sprintf("%.1f %s", v, units[unit])
+}
