@@ -93,9 +93,9 @@ typedef int (*ebb_engine_request_pause_fn)(const char *const *tags, size_t ntags
  * has, and it means nothing to the driver. Real handles come and go with pause and resume.
  *
  * All take what the driver's call takes and mean the same in every state; a call on memory that is
- * part of a pause or resume under way waits for its end. EBB_ERR_NOT_MANAGED: the call concerns no
- * managed memory, and the caller passes it on to the driver, unchanged. After any other error *cu
- * is the CUresult that the owner is to be given. cu is never null.
+ * part of a pause or resume under way waits for its end. EBB_ERR_NOT_MANAGED, without an error
+ * text: the call concerns no managed memory, and the caller passes it on to the driver, unchanged.
+ * After any other error *cu is the CUresult that the owner is to be given. cu is never null.
  *
  * While the memory is paused:
  *   unmap                  the mapping is forgotten

@@ -218,6 +218,69 @@ void ebb_engine_shutdown(void)
 	ebbGoShutdown();
 }
 
+/* ---- memory that its owner maps -------------------------------------------------------- */
+
+int ebb_engine_vmm_create(uint64_t *handle, size_t size, const void *prop, uint64_t flags,
+			  const ebb_engine_region *region, uint64_t margin, int *cu)
+{
+	return ebbGoVMMCreate(handle, size, (void *)prop, flags, (ebb_engine_region *)region, margin, cu);
+}
+
+int ebb_engine_vmm_release(uint64_t handle, int *cu)
+{
+	return ebbGoVMMRelease(handle, cu);
+}
+
+int ebb_engine_vmm_map(uint64_t addr, size_t size, size_t offset, uint64_t handle, uint64_t flags, int *cu)
+{
+	return ebbGoVMMMap(addr, size, offset, handle, flags, cu);
+}
+
+int ebb_engine_vmm_unmap(uint64_t addr, size_t size, int *cu)
+{
+	return ebbGoVMMUnmap(addr, size, cu);
+}
+
+int ebb_engine_vmm_set_access(uint64_t addr, size_t size, const void *desc, size_t count, int *cu)
+{
+	return ebbGoVMMSetAccess(addr, size, (void *)desc, count, cu);
+}
+
+int ebb_engine_vmm_get_access(uint64_t *flags, const void *location, uint64_t addr, int *cu)
+{
+	return ebbGoVMMGetAccess(flags, (void *)location, addr, cu);
+}
+
+int ebb_engine_vmm_retain(uint64_t *handle, uint64_t addr, int *cu)
+{
+	return ebbGoVMMRetain(handle, addr, cu);
+}
+
+int ebb_engine_vmm_address_free(uint64_t addr, size_t size, int *cu)
+{
+	return ebbGoVMMAddressFree(addr, size, cu);
+}
+
+int ebb_engine_vmm_export(void *shareable, uint64_t handle, int type, uint64_t flags, int *cu)
+{
+	return ebbGoVMMExport(shareable, handle, type, flags, cu);
+}
+
+int ebb_engine_vmm_properties(void *prop, uint64_t handle, int *cu)
+{
+	return ebbGoVMMProperties(prop, handle, cu);
+}
+
+int ebb_engine_vmm_real(uint64_t *real, uint64_t handle, const char *why, int *cu)
+{
+	return ebbGoVMMReal(real, handle, (char *)why, cu);
+}
+
+int ebb_engine_peer_access(int device, int peer, int on)
+{
+	return ebbGoPeerAccess(device, peer, on);
+}
+
 /* ---- the contract ---------------------------------------------------------------------- */
 
 #define AS_DECLARED(name)                                                                         \
@@ -237,3 +300,15 @@ AS_DECLARED(status);
 AS_DECLARED(last_error);
 AS_DECLARED(last_error_json);
 AS_DECLARED(shutdown);
+AS_DECLARED(vmm_create);
+AS_DECLARED(vmm_release);
+AS_DECLARED(vmm_map);
+AS_DECLARED(vmm_unmap);
+AS_DECLARED(vmm_set_access);
+AS_DECLARED(vmm_get_access);
+AS_DECLARED(vmm_retain);
+AS_DECLARED(vmm_address_free);
+AS_DECLARED(vmm_export);
+AS_DECLARED(vmm_properties);
+AS_DECLARED(vmm_real);
+AS_DECLARED(peer_access);

@@ -5,6 +5,7 @@
 #define EBB_EXPORTS_H
 
 #include "../../abi/ebb_engine.h"
+#include "../../internal/device/cuda/cuda_abi.h" /* the driver's structs that owners hand over */
 
 /* Longest error text that is kept of a thread, in bytes with the final zero. */
 #define EBB_ERROR_BYTES 4096

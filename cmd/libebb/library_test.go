@@ -158,7 +158,7 @@ func TestDependencies(t *testing.T) {
 func TestCallsFromC(t *testing.T) {
 	for _, scenario := range []string{
 		"before start", "starting", "round trip", "foreign pointers", "null arguments", "result size",
-		"reading", "safe points", "unmanaged", "error text", "error json", "long error", "status", "panics",
+		"reading", "safe points", "unmanaged", "error text", "error json", "long error", "status", "panics", "objects",
 	} {
 		t.Run(scenario, func(t *testing.T) {
 			if out, err := abi(t, scenario); err != nil {
@@ -182,8 +182,26 @@ func TestThreadsOfAnEngineThatDidNotPauseYet(t *testing.T) {
 	}
 }
 
+// What the owner's calls on memory that is managed take more than the driver's own; see "overhead"
+// in testdata/abi.c.
+func BenchmarkOverheadOfTheDriversCalls(b *testing.B) {
+	out, err := abi(b, "overhead")
+	if err != nil {
+		b.Fatalf("%v\n%s", err, out)
+	}
+	for line := range strings.Lines(out) {
+		var call string
+		var ns float64
+		if _, err := fmt.Sscan(line, &call, &ns); err != nil {
+			b.Fatalf("%q: %v", line, err)
+		}
+		b.ReportMetric(ns, call+"-ns")
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
 // abi runs a scenario on a software device of its own.
-func abi(t *testing.T, scenario string) (string, error) {
+func abi(t testing.TB, scenario string) (string, error) {
 	t.Helper()
 	cmd := exec.Command(built.program, built.library, testutil.SoftGPU(t), scenario)
 	cmd.Env = append(os.Environ(),

@@ -12,9 +12,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "ebb_engine.h"
+#include "../../../internal/device/cuda/cuda_abi.h"
 
 #define CHECK(condition)                                                                           \
 	do {                                                                                       \
@@ -38,6 +40,18 @@ static ebb_engine_read_fn engine_read;
 static ebb_engine_last_error_fn last_error;
 static ebb_engine_last_error_json_fn last_error_json;
 static ebb_engine_shutdown_fn engine_shutdown;
+static ebb_engine_vmm_create_fn vmm_create;
+static ebb_engine_vmm_release_fn vmm_release;
+static ebb_engine_vmm_map_fn vmm_map;
+static ebb_engine_vmm_unmap_fn vmm_unmap;
+static ebb_engine_vmm_set_access_fn vmm_set_access;
+static ebb_engine_vmm_get_access_fn vmm_get_access;
+static ebb_engine_vmm_retain_fn vmm_retain;
+static ebb_engine_vmm_address_free_fn vmm_address_free;
+static ebb_engine_vmm_export_fn vmm_export;
+static ebb_engine_vmm_properties_fn vmm_properties;
+static ebb_engine_vmm_real_fn vmm_real;
+static ebb_engine_peer_access_fn peer_access;
 
 static const char *driver;
 static const ebb_engine_region cpu = {"default", EBB_BACKUP_CPU, 0};
@@ -440,6 +454,172 @@ static void threads(void)
 	printf("%d\n", count_threads() - 1);
 }
 
+/* ---- memory that its owner maps -------------------------------------------------------- */
+
+enum { GRAIN = 64 << 10 };
+
+static const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = 1 /* file descriptor */,
+					 .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+static const CUmemAccessDesc rw = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+
+/* The driver's own calls, for address space and for comparison. */
+static CUresult (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+static CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
+static CUresult (*release)(CUmemGenericAllocationHandle);
+static CUresult (*map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
+static CUresult (*unmap)(CUdeviceptr, size_t);
+static CUresult (*set_access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+static CUresult (*get_access)(unsigned long long *, const CUmemLocation *, CUdeviceptr);
+static CUresult (*retain)(CUmemGenericAllocationHandle *, void *);
+static CUresult (*properties)(CUmemAllocationProp *, CUmemGenericAllocationHandle);
+
+static void *symbol(void *library, const char *name);
+
+static void take_driver(void)
+{
+	void *d = dlopen(driver, RTLD_NOW | RTLD_LOCAL);
+	CHECK(d);
+	*(void **)&reserve = symbol(d, "cuMemAddressReserve");
+	*(void **)&create = symbol(d, "cuMemCreate");
+	*(void **)&release = symbol(d, "cuMemRelease");
+	*(void **)&map = symbol(d, "cuMemMap");
+	*(void **)&unmap = symbol(d, "cuMemUnmap");
+	*(void **)&set_access = symbol(d, "cuMemSetAccess");
+	*(void **)&get_access = symbol(d, "cuMemGetAccess");
+	*(void **)&retain = symbol(d, "cuMemRetainAllocationHandle");
+	*(void **)&properties = symbol(d, "cuMemGetAllocationPropertiesFromHandle");
+}
+
+static void objects(void)
+{
+	uint64_t h = 7, k = 7, flags = 7, real = 7;
+	CUdeviceptr p = 0;
+	CUmemAllocationProp q;
+	int cu = -1, fd = -1;
+	CHECK(vmm_release(EBB_ENGINE_HANDLE, &cu) == EBB_ERR_STATE && says("not started") && cu != 0);
+	begin();
+	take_driver();
+	CHECK(reserve(&p, 2 * GRAIN, 0, 0, 0) == 0);
+
+	CHECK(vmm_create(&h, GRAIN, NULL, 0, &cpu, 0, &cu) == EBB_ERR_INVALID && cu == 1 && h == 7);
+	CHECK(vmm_create(NULL, GRAIN, &prop, 0, &cpu, 0, &cu) == EBB_ERR_INVALID && cu == 1);
+	CHECK(vmm_create(&h, GRAIN, &prop, 0, NULL, 0, &cu) == EBB_ERR_INVALID && cu == 1);
+	CHECK(vmm_create(&h, 1ul << 40, &prop, 0, &cpu, 0, &cu) == EBB_ERR_DEVICE_MEMORY && cu == 2 && h == 7);
+	CHECK(vmm_create(&h, GRAIN, &prop, 0, &cpu, 1ul << 40, &cu) == EBB_ERR_DEVICE_MEMORY && cu == 2 && says("margin"));
+	CHECK(vmm_create(&h, GRAIN, &prop, 0, &cpu, 0, &cu) == EBB_OK && EBB_ENGINE_IS_HANDLE(h));
+	CHECK(vmm_map(p, GRAIN, GRAIN, h, 0, &cu) == EBB_ERR_DEVICE && cu == 801 && says("map: "));
+	CHECK(vmm_map(p, GRAIN, 0, h, 0, &cu) == EBB_OK);
+	CHECK(vmm_set_access(p, GRAIN, NULL, 1, &cu) == EBB_ERR_INVALID && cu == 1);
+	CHECK(vmm_set_access(p, GRAIN, &rw, SIZE_MAX, &cu) == EBB_ERR_INVALID && cu == 1);
+	CHECK(vmm_set_access(p, GRAIN, &rw, 1, &cu) == EBB_OK);
+	CHECK(vmm_get_access(&flags, &rw.location, p + 9, &cu) == EBB_OK && flags == 3);
+	CHECK(vmm_get_access(NULL, &rw.location, p, &cu) == EBB_ERR_INVALID && cu == 1);
+	CHECK(vmm_retain(&k, p, &cu) == EBB_OK && k == h);
+	CHECK(vmm_retain(NULL, p, &cu) == EBB_ERR_INVALID && cu == 1);
+	CHECK(vmm_properties(&q, h, &cu) == EBB_OK && memcmp(&q, &prop, sizeof q) == 0);
+	CHECK(vmm_properties(NULL, h, &cu) == EBB_ERR_INVALID && cu == 1);
+	CHECK(vmm_address_free(p, 2 * GRAIN, &cu) == EBB_ERR_DEVICE && cu == 1);
+
+	const char *const text = last();
+	char before[200];
+	snprintf(before, sizeof before, "%s", text);
+	CHECK(vmm_unmap(p + GRAIN, GRAIN, &cu) == EBB_ERR_NOT_MANAGED && strcmp(last(), before) == 0);
+	CHECK(vmm_release(12345, &cu) == EBB_ERR_NOT_MANAGED && vmm_retain(&k, p + GRAIN, &cu) == EBB_ERR_NOT_MANAGED);
+
+	memset((void *)(uintptr_t)p, 0x5a, GRAIN);
+	ebb_result r = {.struct_size = sizeof r};
+	CHECK(engine_pause(NULL, 0, &settings, &r) == EBB_OK && r.allocations == 1 && r.device_bytes == GRAIN);
+	CHECK(vmm_export(&fd, h, 1, 0, &cu) == EBB_ERR_STATE && cu == 401 && says("paused"));
+	CHECK(vmm_real(&real, h, "multicast", &cu) == EBB_ERR_STATE && cu == 401 && real == 7);
+	CHECK(engine_resume(NULL, 0, &settings, &r) == EBB_OK && r.allocations == 1);
+	for (int i = 0; i < GRAIN; i++)
+		CHECK(((unsigned char *)(uintptr_t)p)[i] == 0x5a);
+
+	CHECK(vmm_export(&fd, h, 1, 0, &cu) == EBB_OK && fd >= 0);
+	CHECK(vmm_real(&real, h, NULL, &cu) == EBB_ERR_INVALID && vmm_real(&real, h, "multicast", &cu) == EBB_OK);
+	CHECK(!EBB_ENGINE_IS_HANDLE(real));
+	CHECK(engine_pause(NULL, 0, &settings, &r) == EBB_OK && r.allocations == 0);
+	CHECK(vmm_release(h, &cu) == EBB_OK && vmm_release(h, &cu) == EBB_OK);
+	CHECK(vmm_release(h, &cu) == EBB_ERR_DEVICE && cu == 1);
+	CHECK(vmm_unmap(p, 2 * GRAIN, &cu) == EBB_OK);
+	CHECK(peer_access(0, 0, 1) == EBB_ERR_INVALID && says("peer access: "));
+	close(fd);
+}
+
+static double now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+/* Prints for each call what it takes more than the driver's own, in ns: the median of many rounds, among other memory. */
+enum { ROUNDS = 2001, OTHERS = 200 };
+
+static int by_size(const void *a, const void *b)
+{
+	double d = *(const double *)a - *(const double *)b;
+	return (d > 0) - (d < 0);
+}
+
+static double median(double *all)
+{
+	qsort(all, ROUNDS, sizeof *all, by_size);
+	return all[ROUNDS / 2];
+}
+
+static void overhead(void)
+{
+	static const char *const names[] = {"create", "map", "set_access", "get_access", "retain", "properties", "release", "unmap", "foreign_unmap"};
+	enum { CALLS = sizeof names / sizeof *names };
+	static double ours[CALLS][ROUNDS], theirs[CALLS][ROUNDS];
+	CUdeviceptr p = 0, q;
+	uint64_t h, k, flags;
+	CUmemGenericAllocationHandle real, more;
+	unsigned long long rights;
+	CUmemAllocationProp got;
+	int cu;
+	begin();
+	take_driver();
+	CHECK(reserve(&p, (OTHERS + 2) * GRAIN, 0, 0, 0) == 0);
+	for (int i = 0; i < OTHERS; i++) {
+		CHECK(vmm_create(&h, GRAIN, &prop, 0, &cpu, 0, &cu) == 0 && vmm_map(p + (i + 2ul) * GRAIN, GRAIN, 0, h, 0, &cu) == 0);
+		CHECK(vmm_release(h, &cu) == 0);
+	}
+	q = p + GRAIN;
+#define TIMED(where, call)                            \
+	do {                                          \
+		double start = now_ns();              \
+		int result = (int)(call);             \
+		(where)[i] = now_ns() - start;        \
+		CHECK(result == 0);                   \
+	} while (0)
+	for (int i = 0; i < ROUNDS; i++) {
+		TIMED(ours[0], vmm_create(&h, GRAIN, &prop, 0, &cpu, 0, &cu));
+		TIMED(theirs[0], create(&real, GRAIN, &prop, 0));
+		TIMED(ours[1], vmm_map(p, GRAIN, 0, h, 0, &cu));
+		TIMED(theirs[1], map(q, GRAIN, 0, real, 0));
+		TIMED(ours[2], vmm_set_access(p, GRAIN, &rw, 1, &cu));
+		TIMED(theirs[2], set_access(q, GRAIN, &rw, 1));
+		TIMED(ours[3], vmm_get_access(&flags, &rw.location, p, &cu));
+		TIMED(theirs[3], get_access(&rights, &rw.location, q));
+		TIMED(ours[4], vmm_retain(&k, p, &cu));
+		TIMED(theirs[4], retain(&more, (void *)(uintptr_t)q));
+		TIMED(ours[5], vmm_properties(&got, h, &cu));
+		TIMED(theirs[5], properties(&got, real));
+		TIMED(ours[6], vmm_release(h, &cu));
+		TIMED(theirs[6], release(real));
+		CHECK(vmm_release(h, &cu) == 0 && release(real) == 0);
+		TIMED(ours[7], vmm_unmap(p, GRAIN, &cu));
+		TIMED(ours[8], vmm_unmap(q, GRAIN, &cu) == EBB_ERR_NOT_MANAGED ? unmap(q, GRAIN) : CUDA_SUCCESS + 1);
+		CHECK(create(&real, GRAIN, &prop, 0) == 0 && map(q, GRAIN, 0, real, 0) == 0 && release(real) == 0);
+		TIMED(theirs[7], unmap(q, GRAIN));
+		theirs[8][i] = theirs[7][i];
+	}
+	for (int c = 0; c < CALLS; c++)
+		printf("%s %.0f\n", names[c], median(ours[c]) - median(theirs[c]));
+}
+
 /* ---------------------------------------------------------------------------------------- */
 
 static void *symbol(void *library, const char *name)
@@ -462,7 +642,7 @@ int main(int argc, char **argv)
 		{"safe points", safe_points}, {"unmanaged", unmanaged}, {"error json", error_json},
 		{"foreign pointers", foreign_pointers}, {"null arguments", null_arguments}, {"result size", result_size},
 		{"error text", error_text}, {"long error", long_error}, {"status", status_text}, {"panics", panics},
-		{"threads", threads},
+		{"threads", threads}, {"objects", objects}, {"overhead", overhead},
 	};
 	if (argc != 4)
 		return 2;
@@ -487,6 +667,18 @@ int main(int argc, char **argv)
 	TAKE(last_error, "last_error");
 	TAKE(last_error_json, "last_error_json");
 	TAKE(engine_shutdown, "shutdown");
+	TAKE(vmm_create, "vmm_create");
+	TAKE(vmm_release, "vmm_release");
+	TAKE(vmm_map, "vmm_map");
+	TAKE(vmm_unmap, "vmm_unmap");
+	TAKE(vmm_set_access, "vmm_set_access");
+	TAKE(vmm_get_access, "vmm_get_access");
+	TAKE(vmm_retain, "vmm_retain");
+	TAKE(vmm_address_free, "vmm_address_free");
+	TAKE(vmm_export, "vmm_export");
+	TAKE(vmm_properties, "vmm_properties");
+	TAKE(vmm_real, "vmm_real");
+	TAKE(peer_access, "peer_access");
 	for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++)
 		if (strcmp(scenarios[i].name, argv[3]) == 0) {
 			scenarios[i].run();
