@@ -91,10 +91,12 @@ func launchFlags(f *pflag.FlagSet, o *launch.Options) {
 	annotate(f, "offload-train", pairedWith, "no-offload-train")
 	annotate(f, "no-offload-train", pairedWith, "offload-train")
 
-	f.Var(&value{text: o.Target, kind: "cpu|disk", parse: into(&o.Target, word(launch.TargetCPU, launch.TargetDisk))},
-		"offload-train-target", "where paused memory goes: host memory, or files in the disk directory")
+	f.Var(&value{text: o.Target, kind: "cpu|disk|auto", parse: into(&o.Target, word(launch.TargetCPU, launch.TargetDisk, launch.TargetAuto))},
+		"offload-train-target", "where paused memory goes: host memory, files in the disk directory, or both at once: host memory up to a budget and the rest to disk")
+	f.Var(&value{kind: "MIB", parse: into(&o.HostMB, launch.ParseHostMB)},
+		"offload-train-host-mb", "host memory that a rank's backups use before the disk (default: none with the disk target; with auto an equal share of what node and memory cgroup leave, less a reserve)")
 	f.Var(&value{kind: "DIR", parse: into(&o.DiskDirs, launch.ParseDirs), once: "given twice: name several as DIR,DIR"},
-		diskDirFlag, "directory on a local disk, used with the disk target, or several as DIR,DIR, which the ranks of the node take in turn; it is made if it is missing, what it is in must be there (default $SCRATCH/miles_train_offload_<uid>, with /scratch where SCRATCH is unset)")
+		diskDirFlag, "directory on a local disk, used with the disk and auto targets, or several as DIR,DIR, over which each rank spreads its blocks; it is made if it is missing, what it is in must be there (default $SCRATCH/miles_train_offload_<uid>, with /scratch where SCRATCH is unset)")
 	f.Var(&value{text: strconv.Itoa(o.ChunkMB), kind: "MIB", parse: into(&o.ChunkMB, launch.ParseChunkMB)},
 		chunkFlag, "upper limit of the host memory through which a rank's bytes go to disk: at most this much of it is pinned")
 	f.Var(&value{kind: "BYTES", parse: into(&o.MarginBytes, launch.ParseMargin)},
@@ -188,7 +190,7 @@ func sayUnused(f *pflag.FlagSet, o launch.Options) {
 	if len(unused) == 0 {
 		return
 	}
-	remedy := "--offload-train-target disk"
+	remedy := "--offload-train-target disk or auto"
 	if !o.Offload {
 		remedy = "--offload-train " + remedy
 	}

@@ -17,7 +17,7 @@ import (
 // ended and their files are gone.
 type claims struct {
 	bases []string // disk directories
-	list  []*rankdir.Claim
+	list  []*rankdir.Claim // of every rank in every base
 	grace time.Duration
 	say   func(string)
 }
@@ -48,18 +48,22 @@ func claimAll(bases []string, ranks []Rank, jobGiven bool, grace time.Duration, 
 	return nil, failf(StatusDirectory, "%w", err)
 }
 
-// claim claims all ranks and notes their directories in them. After an error it holds none.
+// claim claims all ranks, each in every disk directory, and notes their directories in them. After an
+// error it holds none.
 func (c *claims) claim(ranks []Rank) error {
 	for i := range ranks {
 		r := &ranks[i]
-		claim, err := rankdir.NewClaim(BaseOf(c.bases, *r), r.identity(), rankdir.ClaimOptions{Reclaimed: c.tell})
-		if err != nil {
-			c.reclaim()
-			c.list = nil
-			return err
+		r.Dirs, r.Leases = nil, nil
+		for _, base := range BasesOf(c.bases, *r) {
+			claim, err := rankdir.NewClaim(base, r.identity(), rankdir.ClaimOptions{Reclaimed: c.tell})
+			if err != nil {
+				c.reclaim()
+				c.list = nil
+				return err
+			}
+			c.list = append(c.list, claim)
+			r.Dirs, r.Leases = append(r.Dirs, claim.Dir()), append(r.Leases, claim.LeasePath())
 		}
-		c.list = append(c.list, claim)
-		r.Dir, r.Lease = claim.Dir(), claim.LeasePath()
 	}
 	return nil
 }

@@ -59,6 +59,51 @@ func MakeDirectory(dir string) error {
 	return nil
 }
 
+// distinct leaves out disk directories that are named twice, and says so; and that two lie on one
+// disk, where the second makes nothing faster.
+func distinct(bases []string, say func(string)) []string {
+	var list []string
+	disks := map[string]string{} // disk to the first directory on it
+	for _, base := range bases {
+		if i := slices.IndexFunc(list, func(other string) bool { return sameDirectory(base, other) }); i >= 0 {
+			say(fmt.Sprintf("disk directory %s is named twice: it is used once", list[i]))
+			continue
+		}
+		list = append(list, base)
+		disk := diskOf(base)
+		if other := disks[disk]; other != "" {
+			say(fmt.Sprintf("disk directories %s and %s lie on one disk: together they are no faster than one", other, base))
+		} else if disk != "" {
+			disks[disk] = base
+		}
+	}
+	return list
+}
+
+func sameDirectory(a, b string) bool {
+	infoA, errA := os.Stat(a)
+	infoB, errB := os.Stat(b)
+	return a == b || errA == nil && errB == nil && os.SameFile(infoA, infoB)
+}
+
+// diskOf names the disk that a directory, or where it is missing its parent, lies on: by the number
+// of the whole disk for a partition. Empty when it cannot be found out.
+func diskOf(dir string) string {
+	var st unix.Stat_t
+	if unix.Stat(dir, &st) != nil && unix.Stat(filepath.Dir(dir), &st) != nil {
+		return ""
+	}
+	name := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
+	device, err := filepath.EvalSymlinks("/sys/dev/block/" + name)
+	if err != nil {
+		return name // not a block device: a network file system, one in memory, btrfs
+	}
+	if _, err := os.Stat(filepath.Join(device, "partition")); err == nil {
+		device = filepath.Dir(device)
+	}
+	return device
+}
+
 // checkParent checks that there is a directory to make the disk directory in. The error ends with
 // what to do.
 func checkParent(parent string) error {

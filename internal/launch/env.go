@@ -60,6 +60,10 @@ func EnvSettings(req EnvRequest) ([]Setting, error) {
 	if err := req.Validate(max(r.LocalWorld, 1), Memory()); err != nil {
 		return nil, err
 	}
+	// A rank that runs here keeps to the memory by itself.
+	if _, warning := req.capHost(r.LocalWorld); warning != "" {
+		req.Say(warning)
+	}
 	if err := r.checkIdentity(); err != nil {
 		return nil, err
 	}
@@ -71,15 +75,17 @@ func EnvSettings(req EnvRequest) ([]Setting, error) {
 		if err != nil {
 			return nil, err
 		}
-		base := BaseOf(bases, r)
-		warning, err := CheckDirectory(base, req.AllowRAM)
-		if err != nil {
-			warning = err.Error()
+		bases = distinct(bases, req.Say)
+		for _, base := range BasesOf(bases, r) {
+			warning, err := CheckDirectory(base, req.AllowRAM)
+			if err != nil {
+				warning = err.Error()
+			}
+			if warning != "" {
+				req.Say(warning)
+			}
+			r.Dirs = append(r.Dirs, r.identity().Path(base))
 		}
-		if warning != "" {
-			req.Say(warning)
-		}
-		r.Dir = r.identity().Path(base)
 	}
 	return Settings(req.Options, libs, r, getenv)
 }

@@ -27,8 +27,8 @@ type Rank struct {
 	MasterPort string
 	OwnWorld   bool // ebb made this world of ranks, not the launcher around it
 
-	Dir   string // rank directory, with the disk target
-	Lease string // its lease file; empty when nobody supervises the rank
+	Dirs   []string // rank directories, in the rank's order; none with the cpu target
+	Leases []string // their lease files; none when nobody supervises the rank
 }
 
 // Variables by which torchrun tells its ranks about their agent. In a world of ebb's own, left
@@ -42,6 +42,7 @@ var torchrunOnly = []string{
 var outerMemory = []string{
 	"TMS_INIT_ENABLE", "TMS_INIT_ENABLE_CPU_BACKUP", "TMS_INIT_ENABLE_DISK_BACKUP",
 	"TMS_DISK_BACKUP_DIR", "TMS_DISK_BACKUP_CHUNK_MB", "EBB_TRAIN_MEMORY_MARGIN_BYTES", "EBB_LEASE",
+	"EBB_DISK_DIRS", "EBB_DISK_LEASES", "EBB_HOST_MB", "EBB_HOST_ARENA",
 }
 
 // Settings composes what is set for a rank on top of the environment that getenv reads. It
@@ -73,9 +74,6 @@ func Settings(o Options, libs Libraries, r Rank, getenv func(string) string) ([]
 		return s, nil
 	}
 
-	if err := checkAllocator(getenv); err != nil {
-		return nil, err
-	}
 	preload, err := preloadList(libs.Preload, getenv("LD_PRELOAD"))
 	if err != nil {
 		return nil, err
@@ -84,19 +82,46 @@ func Settings(o Options, libs Libraries, r Rank, getenv func(string) string) ([]
 	s.text("TMS_INIT_ENABLE", "1")
 	s.text("TMS_INIT_ENABLE_CPU_BACKUP", zeroOne(!o.Disk()))
 	s.text("TMS_INIT_ENABLE_DISK_BACKUP", zeroOne(o.Disk()))
+	s.text("EBB_HOST_ARENA", "1")
+	s.setOrUnset(getenv, "TMS_DISK_BACKUP_DIR", first(r.Dirs))
+	s.setOrUnset(getenv, "EBB_LEASE", first(r.Leases))
+	s.setOrUnset(getenv, "EBB_DISK_DIRS", several(r.Dirs))
+	s.setOrUnset(getenv, "EBB_DISK_LEASES", several(r.Leases))
+	s.setOrUnset(getenv, "EBB_HOST_MB", o.hostMB())
 	if o.Disk() {
-		s.text("TMS_DISK_BACKUP_DIR", r.Dir)
 		s.text("TMS_DISK_BACKUP_CHUNK_MB", strconv.Itoa(o.ChunkMB))
 	} else {
-		s.unset(getenv, "TMS_DISK_BACKUP_DIR", "TMS_DISK_BACKUP_CHUNK_MB")
-	}
-	if r.Lease != "" {
-		s.text("EBB_LEASE", r.Lease)
-	} else {
-		s.unset(getenv, "EBB_LEASE")
+		s.unset(getenv, "TMS_DISK_BACKUP_CHUNK_MB")
 	}
 	s.text("EBB_TRAIN_MEMORY_MARGIN_BYTES", strconv.FormatInt(o.Margin(), 10))
 	return s, nil
+}
+
+// hostMB is the value of EBB_HOST_MB; empty: disk backups use no host memory.
+func (o Options) hostMB() string {
+	switch {
+	case o.Disk() && o.HostMB > 0:
+		return strconv.Itoa(o.HostMB)
+	case o.Disk() && o.Target == TargetAuto:
+		return "auto"
+	default:
+		return ""
+	}
+}
+
+// first is the first of a list, and several the list when it has more, as PATH is one.
+func first(list []string) string {
+	if len(list) == 0 {
+		return ""
+	}
+	return list[0]
+}
+
+func several(list []string) string {
+	if len(list) < 2 {
+		return ""
+	}
+	return strings.Join(list, ":")
 }
 
 // settings is a list under construction.
@@ -112,6 +137,14 @@ func (s *settings) number(name string, n int) {
 	if n >= 0 {
 		s.text(name, strconv.Itoa(n))
 	}
+}
+
+// setOrUnset sets a variable, or with an empty value removes it.
+func (s *settings) setOrUnset(getenv func(string) string, name, value string) {
+	if value == "" {
+		s.unset(getenv, name)
+	}
+	s.text(name, value)
 }
 
 // unset removes those of the variables that are there.

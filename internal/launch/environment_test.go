@@ -16,7 +16,7 @@ var testLibraries = Libraries{
 var testRank = Rank{
 	Role: "critic", Cell: 2, Job: "exp", Rank: 3, LocalRank: 3, World: 4, LocalWorld: 4,
 	MasterAddr: "127.0.0.1", MasterPort: "4242", OwnWorld: true,
-	Dir: "/disk/exp/critic_cell2_rank3", Lease: "/disk/.ebb/exp__critic_cell2_rank3.lease",
+	Dirs: []string{"/disk/exp/critic_cell2_rank3"}, Leases: []string{"/disk/.ebb/exp__critic_cell2_rank3.lease"},
 }
 
 // result is the whole environment of a rank, as a map; a variable set twice fails the test.
@@ -69,12 +69,12 @@ func TestOffloadToHostMemory(t *testing.T) {
 	o := NewOptions()
 	o.Offload = true
 	r := testRank
-	r.Dir, r.Lease = "", ""
+	r.Dirs, r.Leases = nil, nil
 	got := result(t, o, r, "TMS_INIT_ENABLE_DISK_BACKUP=1", "TMS_DISK_BACKUP_DIR=/old")
 	want(t, got, placed(map[string]string{
 		"LD_PRELOAD":      "/opt/ebb/lib/torch_memory_saver/libebb.so",
 		"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1", "TMS_INIT_ENABLE_DISK_BACKUP": "0",
-		"EBB_TRAIN_MEMORY_MARGIN_BYTES": "1073741824",
+		"EBB_HOST_ARENA": "1", "EBB_TRAIN_MEMORY_MARGIN_BYTES": "1073741824",
 	}))
 }
 
@@ -86,9 +86,32 @@ func TestOffloadToDisk(t *testing.T) {
 		"LD_PRELOAD":      "/opt/ebb/lib/torch_memory_saver/libebb.so:libx.so liby.so",
 		"LD_LIBRARY_PATH": "/opt/ebb/lib/softgpu:/usr/local/cuda/lib64",
 		"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "0", "TMS_INIT_ENABLE_DISK_BACKUP": "1",
-		"TMS_DISK_BACKUP_DIR": testRank.Dir, "TMS_DISK_BACKUP_CHUNK_MB": "64", "EBB_LEASE": testRank.Lease,
-		"EBB_TRAIN_MEMORY_MARGIN_BYTES": "4096",
+		"TMS_DISK_BACKUP_DIR": testRank.Dirs[0], "TMS_DISK_BACKUP_CHUNK_MB": "64", "EBB_LEASE": testRank.Leases[0],
+		"EBB_HOST_ARENA": "1", "EBB_TRAIN_MEMORY_MARGIN_BYTES": "4096",
 	}))
+}
+
+func TestOffloadToHostMemoryAndDisks(t *testing.T) {
+	o := NewOptions()
+	o.Offload, o.Target = true, TargetAuto
+	r := testRank
+	r.Dirs, r.Leases = []string{"/b/r", "/a/r"}, []string{"/b/l", "/a/l"}
+	auto := map[string]string{
+		"LD_PRELOAD":      "/opt/ebb/lib/torch_memory_saver/libebb.so",
+		"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "0", "TMS_INIT_ENABLE_DISK_BACKUP": "1",
+		"TMS_DISK_BACKUP_DIR": "/b/r", "TMS_DISK_BACKUP_CHUNK_MB": "256", "EBB_LEASE": "/b/l",
+		"EBB_DISK_DIRS": "/b/r:/a/r", "EBB_DISK_LEASES": "/b/l:/a/l",
+		"EBB_HOST_MB": "auto", "EBB_HOST_ARENA": "1", "EBB_TRAIN_MEMORY_MARGIN_BYTES": "1073741824",
+	}
+	want(t, result(t, o, r, "EBB_HOST_MB=7"), placed(auto))
+	o.HostMB = 4096
+	auto["EBB_HOST_MB"] = "4096"
+	want(t, result(t, o, r), placed(auto))
+	o.Target = TargetDisk
+	want(t, result(t, o, r), placed(auto))
+	o.HostMB = 0
+	delete(auto, "EBB_HOST_MB")
+	want(t, result(t, o, r, "EBB_HOST_MB=auto"), placed(auto))
 }
 
 func TestWhatIsNotKnownStaysAsItIs(t *testing.T) {
@@ -108,25 +131,32 @@ func TestAWorldOfItsOwnForgetsTorchrunsAgent(t *testing.T) {
 // The outer rank's directory and lease would otherwise be used by the inner ranks too.
 func TestARunInsideARunForgetsTheOuterRanksMemory(t *testing.T) {
 	outer := NewOptions()
-	outer.Offload, outer.Target = true, TargetDisk
-	settings, err := Settings(outer, testLibraries, testRank, Lookup(nil))
+	outer.Offload, outer.Target = true, TargetAuto
+	r := testRank
+	r.Dirs, r.Leases = append(r.Dirs, "/other"), append(r.Leases, "/lease")
+	settings, err := Settings(outer, testLibraries, r, Lookup(nil))
 	if err != nil {
 		t.Fatal(err)
 	}
 	inside := append(Apply([]string{"PATH=/bin"}, settings), "EBB_RUN=1")
 
 	plain := result(t, NewOptions(), testRank, inside...)
-	for _, name := range []string{"TMS_INIT_ENABLE", "TMS_INIT_ENABLE_DISK_BACKUP", "TMS_DISK_BACKUP_DIR", "EBB_LEASE"} {
+	ofMemory := []string{"EBB_LEASE", "TMS_DISK_BACKUP_DIR", "TMS_DISK_BACKUP_CHUNK_MB", "EBB_DISK_DIRS", "EBB_DISK_LEASES", "EBB_HOST_MB"}
+	for _, name := range append([]string{"TMS_INIT_ENABLE", "TMS_INIT_ENABLE_DISK_BACKUP", "EBB_HOST_ARENA"}, ofMemory...) {
 		if v, set := plain[name]; set {
 			t.Errorf("without offload: %s=%s is left", name, v)
 		}
 	}
 	cpu := NewOptions()
 	cpu.Offload = true
-	r := testRank
-	r.Dir, r.Lease = "", ""
+	r.Dirs, r.Leases = nil, nil
 	memory := result(t, cpu, r, inside...)
-	if memory["EBB_LEASE"] != "" || memory["TMS_DISK_BACKUP_DIR"] != "" || memory["TMS_INIT_ENABLE_DISK_BACKUP"] != "0" {
+	for _, name := range ofMemory {
+		if v, set := memory[name]; set {
+			t.Errorf("with the cpu target: %s=%s is left", name, v)
+		}
+	}
+	if memory["TMS_INIT_ENABLE_DISK_BACKUP"] != "0" {
 		t.Errorf("with the cpu target: %v", memory)
 	}
 	if got, want := memory["LD_PRELOAD"], testLibraries.Preload; got != want {

@@ -9,12 +9,15 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+
+	"github.com/ebb-offload/ebb/internal/hostmem"
 )
 
 // Where paused memory goes.
 const (
 	TargetCPU  = "cpu"
 	TargetDisk = "disk"
+	TargetAuto = "auto" // host memory up to a budget, the rest on disk
 )
 
 // Devices. Auto is a CUDA driver too: it only leaves out the check when nothing of ebb runs on
@@ -45,6 +48,7 @@ type Options struct {
 	Target      string
 	DiskDirs    []string // empty: DefaultDiskDir
 	ChunkMB     int
+	HostMB      int   // host memory that a rank's disk backups use before the disk; 0: none, or with the auto target what the rank chooses
 	MarginBytes int64 // negative: the default
 	AllowRAM    bool
 
@@ -63,7 +67,7 @@ func NewOptions() Options {
 }
 
 // Disk reports whether ranks use the disk directory.
-func (o Options) Disk() bool { return o.Offload && o.Target == TargetDisk }
+func (o Options) Disk() bool { return o.Offload && o.Target != TargetCPU }
 
 // Margin is the device memory, in bytes, that allocations of a rank leave free.
 func (o Options) Margin() int64 {
@@ -80,8 +84,13 @@ func (o Options) Margin() int64 {
 // Validate checks the options against each other and against the memory of the machine, in
 // bytes. localRanks is the number of ranks that share it.
 func (o Options) Validate(localRanks int, memory uint64) error {
-	if o.Target == TargetDisk && !o.Offload {
-		return Usagef("--offload-train-target disk has no effect without --offload-train: add --offload-train, or leave the target out")
+	switch {
+	case o.Target != TargetCPU && !o.Offload:
+		return Usagef("--offload-train-target %s has no effect without --offload-train: add --offload-train, or leave the target out", o.Target)
+	case o.HostMB > 0 && !o.Offload:
+		return Usagef("--offload-train-host-mb has no effect without --offload-train: add --offload-train --offload-train-target auto, or leave it out")
+	case o.HostMB > 0 && o.Target == TargetCPU:
+		return Usagef("--offload-train-host-mb %d: the cpu target keeps all of it in host memory; add --offload-train-target auto for the disk to take the rest, or leave it out", o.HostMB)
 	}
 	if !o.Disk() {
 		return nil
@@ -92,6 +101,16 @@ func (o Options) Validate(localRanks int, memory uint64) error {
 			o.ChunkMB, Count(max(localRanks, 1), "rank"), humanize.IBytes(need), humanize.IBytes(memory))
 	}
 	return nil
+}
+
+// CapHost is the host memory budget, in MiB, that fits into what a rank may take here. The warning,
+// if not empty, is one line that says why it is less than what was asked for.
+func (o Options) CapHost(capacity hostmem.Verdict) (mb int, warning string) {
+	if uint64(o.HostMB)<<20 <= capacity.Bytes {
+		return o.HostMB, ""
+	}
+	mb = int(capacity.Bytes >> 20)
+	return mb, fmt.Sprintf("--offload-train-host-mb %d is more than the memory here: %d is used (%v)", o.HostMB, mb, capacity)
 }
 
 // DiskBases are the disk directories, absolute and clean.
@@ -106,18 +125,23 @@ func (o Options) DiskBases(getenv func(string) string, uid int) ([]string, error
 		if err != nil {
 			return nil, Usagef("--offload-train-disk-dir %s: %w; name an absolute path", dir, err)
 		}
+		if len(o.DiskDirs) > 1 && strings.Contains(abs, ":") {
+			return nil, Usagef("--offload-train-disk-dir %s: of several directories none may have a colon in its path; name another", dir)
+		}
 		bases = append(bases, abs)
 	}
 	return bases, nil
 }
 
-// BaseOf is the disk directory of a rank: the ranks of a node take the directories in turn.
-func BaseOf(bases []string, r Rank) string {
+// BasesOf are the disk directories in the order of a rank. All ranks use all of them; each begins
+// with another, so that a small pause of one rank and the first files of all spread over the disks.
+func BasesOf(bases []string, r Rank) []string {
 	n := r.LocalRank
 	if n < 0 {
 		n = max(r.Rank, 0)
 	}
-	return bases[n%len(bases)]
+	n %= len(bases)
+	return slices.Concat(bases[n:], bases[:n])
 }
 
 // DefaultDiskDir is $SCRATCH/miles_train_offload_<uid>, with /scratch where SCRATCH is unset.
@@ -143,6 +167,11 @@ func ParseRanks(s string) (int, error) {
 // overflow; Validate compares with the memory of the machine.
 func ParseChunkMB(s string) (int, error) {
 	return parseInt(s, 1, 1<<20, "a whole number of MiB")
+}
+
+// ParseHostMB parses --offload-train-host-mb, within the same bound.
+func ParseHostMB(s string) (int, error) {
+	return parseInt(s, 1, 1<<30, "a whole number of MiB")
 }
 
 // ParseIndex parses --cell and --rank.

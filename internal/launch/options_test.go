@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ebb-offload/ebb/internal/hostmem"
 )
 
 // refusal checks that err is a usage error of one line that says each of the words.
@@ -57,9 +59,9 @@ func TestDefaultDiskDirIsBelowSCRATCH(t *testing.T) {
 	refusal(t, err, "SCRATCH=scratch", "not an absolute path", "--offload-train-disk-dir")
 }
 
-func TestTheRanksOfANodeTakeTheDirectoriesInTurn(t *testing.T) {
+func TestEachRankOfANodeBeginsWithAnotherDirectory(t *testing.T) {
 	o := NewOptions()
-	o.DiskDirs = []string{"/a", "/b/../c"}
+	o.DiskDirs = []string{"/a", "/b/../c", "/d"}
 	bases, err := o.DiskBases(Lookup(nil), 7)
 	if err != nil {
 		t.Fatal(err)
@@ -67,10 +69,42 @@ func TestTheRanksOfANodeTakeTheDirectoriesInTurn(t *testing.T) {
 	for _, c := range []struct {
 		rank, local int
 		want        string
-	}{{0, 0, "/a"}, {9, 1, "/c"}, {4, 2, "/a"}, {3, -1, "/c"}, {-1, -1, "/a"}} {
-		if got := BaseOf(bases, Rank{Rank: c.rank, LocalRank: c.local}); got != c.want {
+	}{{0, 0, "/a /c /d"}, {9, 1, "/c /d /a"}, {4, 2, "/d /a /c"}, {5, 3, "/a /c /d"}, {4, -1, "/c /d /a"}, {-1, -1, "/a /c /d"}} {
+		if got := strings.Join(BasesOf(bases, Rank{Rank: c.rank, LocalRank: c.local}), " "); got != c.want {
 			t.Errorf("rank %d, local rank %d: %s, want %s", c.rank, c.local, got, c.want)
 		}
+	}
+	if got := strings.Join(bases, " "); got != "/a /c /d" {
+		t.Errorf("the list itself became %s", got)
+	}
+}
+
+// A list of directories reaches the rank as one variable, separated by colons.
+func TestAColonIsRefusedInOneOfSeveralDirectories(t *testing.T) {
+	o := NewOptions()
+	o.DiskDirs = []string{"/a", "/b:c"}
+	_, err := o.DiskBases(Lookup(nil), 7)
+	refusal(t, err, "--offload-train-disk-dir /b:c", "colon")
+	o.DiskDirs = o.DiskDirs[1:]
+	if bases, err := o.DiskBases(Lookup(nil), 7); err != nil || bases[0] != "/b:c" {
+		t.Errorf("alone: %v, %v", bases, err)
+	}
+}
+
+func TestHostMemoryBudgetIsCappedByTheMemory(t *testing.T) {
+	o := NewOptions()
+	capacity := hostmem.Verdict{Bytes: 10 << 30, Limit: "the node has 24.0 GiB", Ranks: 2, Reserve: 2 << 30}
+	for _, mb := range []int{0, 1, 10 << 10} {
+		o.HostMB = mb
+		if got, warning := o.CapHost(capacity); got != mb || warning != "" {
+			t.Errorf("%d: %d, %q", mb, got, warning)
+		}
+	}
+	o.HostMB = 10<<10 + 1
+	got, warning := o.CapHost(capacity)
+	const want = "--offload-train-host-mb 10241 is more than the memory here: 10240 is used (10.0 GiB: the node has 24.0 GiB, 2 ranks, reserve 2.0 GiB)"
+	if got != 10<<10 || warning != want {
+		t.Errorf("%d, %q", got, warning)
 	}
 }
 
@@ -82,6 +116,21 @@ func TestOptionsThatMakeNoSenseTogether(t *testing.T) {
 	without := disk
 	without.Offload = false
 	refusal(t, without.Validate(1, memory), "--offload-train-target disk", "--offload-train")
+
+	auto := without
+	auto.Target = TargetAuto
+	refusal(t, auto.Validate(1, memory), "--offload-train-target auto", "--offload-train")
+	host := NewOptions()
+	host.HostMB = 5
+	refusal(t, host.Validate(1, memory), "--offload-train-host-mb", "add --offload-train --offload-train-target auto")
+	host.Offload = true
+	refusal(t, host.Validate(1, memory), "--offload-train-host-mb 5", "the cpu target", "--offload-train-target auto")
+	for _, target := range []string{TargetDisk, TargetAuto} {
+		host.Target = target
+		if err := host.Validate(1, memory); err != nil {
+			t.Errorf("a host budget with the %s target: %v", target, err)
+		}
+	}
 
 	large := disk
 	large.ChunkMB = 8<<10 + 1
@@ -115,6 +164,7 @@ func TestParsersRefuse(t *testing.T) {
 	}{
 		"ranks":  {func(s string) error { _, err := ParseRanks(s); return err }, []string{"0", "-1", "x", "", "1.5", "5000", "99999999999999999999"}},
 		"chunk":  {func(s string) error { _, err := ParseChunkMB(s); return err }, []string{"0", "-1", "x", "", "256MB", "99999999999999999999"}},
+		"host":   {func(s string) error { _, err := ParseHostMB(s); return err }, []string{"0", "-1", "x", "", "auto", "4GiB", "1.5", "99999999999999999999"}},
 		"index":  {func(s string) error { _, err := ParseIndex(s); return err }, []string{"-1", "a/b", "1 2", "", "0x1"}},
 		"margin": {func(s string) error { _, err := ParseMargin(s); return err }, []string{"-1", "x", "", "-5MiB", "99999999999999999999"}},
 		"grace":  {func(s string) error { _, err := ParseGrace(s); return err }, []string{"-1s", "x", "", "5"}},
@@ -150,11 +200,5 @@ func TestParsersAccept(t *testing.T) {
 func TestMemoryOfThisMachine(t *testing.T) {
 	if Memory() < 64<<20 {
 		t.Errorf("this machine has %d bytes of memory?", Memory())
-	}
-	if got := parseMemTotal("MemFree: 1 kB\nMemTotal:       24684128 kB\n"); got != 24684128<<10 {
-		t.Errorf("MemTotal read as %d", got)
-	}
-	if got := parseMemTotal("nothing\n"); got != 0 {
-		t.Errorf("no MemTotal read as %d", got)
 	}
 }

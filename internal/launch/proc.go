@@ -69,36 +69,3 @@ func processes() ([]procStat, error) {
 	}
 	return all, nil
 }
-
-// Memory is the memory that this machine, or the container it looks like, has, in bytes; 0 when
-// unknown.
-func Memory() uint64 {
-	total := uint64(0)
-	if b, err := os.ReadFile("/proc/meminfo"); err == nil {
-		total = parseMemTotal(string(b))
-	}
-	for _, path := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		b, err := os.ReadFile(path)
-		if err != nil {
-			continue
-		}
-		if limit, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64); err == nil && (total == 0 || limit < total) {
-			total = limit
-		}
-	}
-	return total
-}
-
-func parseMemTotal(meminfo string) uint64 {
-	for line := range strings.Lines(meminfo) {
-		f := strings.Fields(line)
-		if len(f) == 3 && f[0] == "MemTotal:" && f[2] == "kB" {
-			kb, err := strconv.ParseUint(f[1], 10, 54)
-			if err != nil {
-				return 0
-			}
-			return kb << 10
-		}
-	}
-	return 0
-}

@@ -34,8 +34,13 @@ func Run(req Request) (out Outcome, err error) {
 	if err != nil {
 		return out, err
 	}
-	if err := req.Validate(len(ranks), Memory()); err != nil {
+	local := max(len(ranks), ranks[0].LocalWorld)
+	if err := req.Validate(local, Memory()); err != nil {
 		return out, err
+	}
+	mb, warning := req.capHost(local)
+	if req.HostMB = mb; warning != "" {
+		req.Say(warning)
 	}
 	for _, r := range ranks {
 		if err := r.checkIdentity(); err != nil {
@@ -50,6 +55,7 @@ func Run(req Request) (out Outcome, err error) {
 		if bases, err = req.DiskBases(getenv, os.Getuid()); err != nil {
 			return out, err
 		}
+		bases = distinct(bases, req.Say)
 	}
 	for _, base := range bases {
 		warning, err := CheckDirectory(base, req.AllowRAM)
