@@ -1,8 +1,66 @@
 package engine
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync/atomic"
 	"testing"
+	"unsafe"
+
+	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/mem"
 )
+
+// moments is the driver, and calls what a test wants to happen at moments that only the driver
+// sees. The memory of softgpu can be written by the host.
+type moments struct {
+	device.Driver
+	wait       func(n int)                                    // before the n-th wait for a whole context, n ≥ 1
+	copyOut    func(src mem.Addr, s device.Stream)            // when a copy to the host is begun
+	streamWait func(s device.Stream, wait func() error) error // in place of a wait for a stream
+	waits      atomic.Int64
+}
+
+// at puts moments in place of the engine's driver. Call it before the first pause.
+func (r *rig) at(m *moments) {
+	m.Driver = r.drv
+	r.drv = m
+	r.t.Cleanup(func() { r.drv = m.Driver })
+}
+
+func (m *moments) Synchronize() error {
+	if m.wait != nil {
+		m.wait(int(m.waits.Add(1)))
+	}
+	return m.Driver.Synchronize()
+}
+
+func (m *moments) CopyToHost(dst unsafe.Pointer, src mem.Addr, n uint64, s device.Stream) error {
+	if m.copyOut != nil {
+		m.copyOut(src, s)
+	}
+	return m.Driver.CopyToHost(dst, src, n, s)
+}
+
+func (m *moments) StreamSynchronize(s device.Stream) error {
+	wait := func() error { return m.Driver.StreamSynchronize(s) }
+	if m.streamWait != nil {
+		return m.streamWait(s, wait)
+	}
+	return wait()
+}
+
+// byteAt is a byte of softgpu's device memory, which the host sees at the same address.
+func byteAt(at mem.Addr) *byte { return *(**byte)(unsafe.Pointer(&at)) }
+
+// poke changes a byte of device memory, as a stray kernel would.
+func poke(at mem.Addr, b byte) { *byteAt(at) = b }
 
 func TestASecondPauseOfUnchangedMemoryWritesNothing(t *testing.T) {
 	for name, reg := range map[string]Region{"disk": disk("x"), "pinned": pinned("x"), "mmap": mmap("x")} {
@@ -32,5 +90,386 @@ func TestASecondPauseOfUnchangedMemoryWritesNothing(t *testing.T) {
 			r.resume()
 			r.holds(a, b)
 		})
+	}
+}
+
+func TestBlocksOfZerosAreNotStored(t *testing.T) {
+	for name, reg := range map[string]Region{"disk": disk("x"), "pinned": pinned("x"), "mmap": mmap("x")} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.set.RetainCPU = true
+			a := r.make(4<<20+100, 0, reg)
+			r.pause()
+			r.resume()
+			// Its first block, two in the middle and the short one at the end become zero.
+			for _, z := range [][2]uint64{{0, r.block}, {3 * r.block, 2 * r.block}, {4 << 20, 100}} {
+				r.write(a, int(z[0]), make([]byte, z[1]))
+			}
+			zero := 3*r.block + 100
+			res := r.pause()
+			if res.HostBytes+res.DiskBytes != 0 || res.SkippedZero != zero || res.SkippedSame != 4<<20+100-zero {
+				t.Fatalf("%+v", res)
+			}
+			if reg.Backup == alloc.BackupCPU {
+				p, err := r.BackupPointer(a.addr, uint64(len(a.want)))
+				check(t, err)
+				if !bytes.Equal(unsafe.Slice((*byte)(p), len(a.want)), a.want) {
+					t.Error("the backup pointer shows other bytes")
+				}
+			}
+			r.reads(a, 0, len(a.want))
+			r.resume()
+			r.holds(a)
+		})
+	}
+}
+
+func TestUnusedBlocksStayBehind(t *testing.T) {
+	r := newRig(t)
+	a := r.make(8<<20, 0, disk("x"))
+	b := r.make(1<<20, 0, pinned("x"))
+	s := r.set
+	s.Unused = []mem.Range{
+		{Addr: a.addr + mem.Addr(r.block) - 1, Bytes: 2*r.block + 1}, // two whole blocks and a byte
+		{Addr: b.addr - 100, Bytes: 1<<20 + 200},                     // all, and more than is managed
+		{Addr: 4096, Bytes: 1 << 30},                                 // not managed
+	}
+	res, err := r.Pause(nil, s)
+	check(t, err)
+	if res.SkippedUnused != 2*r.block+1<<20 || res.DiskBytes != 8<<20-2*r.block || res.HostBytes != 0 {
+		t.Fatalf("%+v", res)
+	}
+	r.resume()
+	got := r.content(a)
+	if !bytes.Equal(got[:r.block], a.want[:r.block]) || !bytes.Equal(got[3*r.block:], a.want[3*r.block:]) {
+		t.Fatal("blocks in use came back with other bytes")
+	}
+	// What they hold now is what the next pause saves.
+	a.want, b.want = got, r.content(b)
+	r.pause()
+	r.resume()
+	r.holds(a, b)
+}
+
+// A block that is said to be unused, but is written to while the pause runs, is kept.
+func TestAnUnusedBlockThatIsWrittenIsKept(t *testing.T) {
+	r := newRig(t)
+	a := r.make(4<<20, 0, disk("x"))
+	r.at(&moments{wait: func(n int) {
+		if n == len(r.devices)+1 { // after the copies
+			poke(a.addr+10, a.want[10]+1)
+		}
+	}})
+	s := r.set
+	s.Unused = []mem.Range{{Addr: a.addr, Bytes: 4 << 20}}
+	res, err := r.Pause(nil, s)
+	check(t, err)
+	if res.SkippedUnused != 4<<20-r.block || res.DiskBytes != r.block {
+		t.Fatalf("%+v", res)
+	}
+	r.resume()
+	a.want[10]++
+	if got := r.content(a); !bytes.Equal(got[:r.block], a.want[:r.block]) {
+		t.Fatal("the block that was written is not what it was")
+	}
+}
+
+// A stray kernel that runs after the copy of its memory, and is waited for like all work.
+func TestAWriteBetweenCopyAndCommitIsSaved(t *testing.T) {
+	for name, reg := range map[string]Region{"disk": disk("x"), "pinned": pinned("x"), "mmap": mmap("x")} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			a := r.make(4<<20, 0, reg)
+			r.at(&moments{wait: func(n int) {
+				if n == len(r.devices)+1 {
+					r.submit(a, r.primary(0))
+				}
+			}})
+			res := r.pause()
+			if moved := res.DiskBytes + res.HostBytes; moved != 8<<20 {
+				t.Errorf("%d bytes were moved, want all of them twice", moved)
+			}
+			r.resume()
+			r.holds(a)
+		})
+	}
+}
+
+// The memory holds other bytes only while it is copied, A before and A after: what is kept is the
+// fingerprint of the copy, so the change shows although nothing of it is left.
+func TestAChangeThatWasUndoneAroundTheCopyIsFound(t *testing.T) {
+	for name, reg := range map[string]Region{"disk": disk("x"), "pinned": pinned("x"), "mmap": mmap("x")} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			a := r.make(1<<20, 0, reg)
+			at := a.addr + mem.Addr(r.block) + 5
+			var copying atomic.Uintptr // the stream on which the block is copied
+			var begun atomic.Bool
+			r.at(&moments{
+				copyOut: func(src mem.Addr, s device.Stream) {
+					if src == a.addr+mem.Addr(r.block) && begun.CompareAndSwap(false, true) {
+						copying.Store(uintptr(s))
+					}
+				},
+				streamWait: func(s device.Stream, wait func() error) error {
+					if !copying.CompareAndSwap(uintptr(s), 0) {
+						return wait()
+					}
+					was := *byteAt(at)
+					poke(at, was+1)
+					err := wait() // the copy runs now
+					poke(at, was)
+					return err
+				},
+			})
+			res := r.pause()
+			if !begun.Load() || res.DiskBytes+res.HostBytes != 1<<20+r.block {
+				t.Fatalf("the block was not saved again: %+v", res)
+			}
+			r.resume()
+			r.holds(a)
+		})
+	}
+}
+
+func TestMemoryThatIsWrittenTwiceAndThenLeftAloneIsSaved(t *testing.T) {
+	r := newRig(t)
+	a := r.make(4<<20, 0, disk("x"))
+	per := len(r.devices)
+	r.at(&moments{wait: func(n int) {
+		if n == per+1 || n == 2*per+1 { // after the copies, and after the blocks were saved again
+			a.want[77]++
+			poke(a.addr+77, a.want[77])
+		}
+	}})
+	if res := r.pause(); res.DiskBytes != 4<<20+2*r.block {
+		t.Fatalf("%+v", res)
+	}
+	r.resume()
+	r.holds(a)
+}
+
+func TestMemoryThatIsWrittenAgainAndAgainFailsThePause(t *testing.T) {
+	for name, reg := range map[string]Region{"disk": disk("w"), "pinned": pinned("w")} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			a, b := r.make(1<<20, 0, reg), r.make(1<<20, 0, reg)
+			quiet := false
+			r.at(&moments{wait: func(int) {
+				if !quiet {
+					b.want[r.block+3]++
+					poke(b.addr+mem.Addr(r.block)+3, b.want[r.block+3])
+				}
+			}})
+			_, err := r.Pause(nil, r.set)
+			var written *WrittenError
+			if !errors.As(err, &written) || Code(err) != CodeWritten {
+				t.Fatalf("got %v", err)
+			}
+			if written.Allocation.Base != b.addr || written.Offset != r.block || written.Blocks != 1 {
+				t.Errorf("%+v", written)
+			}
+			for _, word := range []string{"written during pause", `tag "w"`, fmt.Sprintf("offset %d", r.block)} {
+				if !strings.Contains(err.Error(), word) {
+					t.Errorf("%q lacks %q", err, word)
+				}
+			}
+			if r.state(a) != alloc.Active || r.state(b) != alloc.Active {
+				t.Fatal("something was paused")
+			}
+			r.holds(a, b)
+			if n := len(r.files()); n != 0 {
+				t.Errorf("%d files of a pause that failed", n)
+			}
+			quiet = true
+			r.pause()
+			r.resume()
+			r.holds(a, b)
+		})
+	}
+}
+
+// flip changes one bit of a paused array's backup.
+func (r *rig) flip(a *array, bit int) {
+	r.t.Helper()
+	al, _, err := r.table.Find(a.addr, 1)
+	check(r.t, err)
+	if al.Backup == alloc.BackupCPU {
+		p, err := r.BackupPointer(a.addr+mem.Addr(bit/8), 1)
+		check(r.t, err)
+		*(*byte)(p) ^= 1 << (bit % 8)
+		return
+	}
+	where := r.backings.find(al).Where(0)
+	path, _, _ := strings.Cut(strings.TrimPrefix(where, "file "), " (offset")
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	check(r.t, err)
+	b := make([]byte, 1)
+	_, err = f.ReadAt(b, int64(bit/8))
+	check(r.t, err)
+	b[0] ^= 1 << (bit % 8)
+	_, err = f.WriteAt(b, int64(bit/8))
+	check(r.t, errors.Join(err, f.Close()))
+}
+
+// One bit that changed anywhere in a backup is found: by a resume, which leaves everything paused,
+// and by a read. With the bit put back a resume brings back everything.
+func TestAFlippedBitIsFoundAndTheMemoryStaysPaused(t *testing.T) {
+	for _, hash := range []string{"kernel", "CPU"} {
+		for name, reg := range map[string]Region{"disk": disk("x"), "pinned": pinned("x"), "mmap": mmap("x")} {
+			t.Run(name+", "+hash, func(t *testing.T) {
+				r := newRig(t)
+				if hash == "CPU" {
+					r.withoutKernels()
+				}
+				a, b := r.make(1<<20+777, 0, reg), r.make(1<<20, 1, disk("y"))
+				r.pause()
+				for _, bit := range []int{0, 8*len(a.want) - 1, rand.IntN(8 * len(a.want))} {
+					block := uint64(bit) / 8 / r.block * r.block
+					where := r.whereOf(a, block)
+					r.flip(a, bit)
+					_, err := r.Resume(nil, r.set)
+					var corrupt *CorruptError
+					if !errors.As(err, &corrupt) || Code(err) != CodeCorrupt {
+						t.Fatalf("bit %d: %v", bit, err)
+					}
+					if corrupt.Allocation.Base != a.addr || corrupt.Offset != block || corrupt.Where != where {
+						t.Errorf("bit %d: %+v, want the block at %d in %s", bit, corrupt, block, where)
+					}
+					if r.state(a) != alloc.Paused || r.state(b) != alloc.Paused {
+						t.Fatal("memory without its bytes was handed out")
+					}
+					var p [1]byte
+					if err := r.Read(a.addr+mem.Addr(block), p[:], false); Code(err) != CodeCorrupt {
+						t.Errorf("read of the block: %v", err)
+					}
+					r.reads(b, 0, 100)
+					r.flip(a, bit)
+				}
+				r.resume()
+				r.holds(a, b)
+			})
+		}
+	}
+}
+
+func (r *rig) whereOf(a *array, off uint64) string {
+	r.t.Helper()
+	al, _, err := r.table.Find(a.addr, 1)
+	check(r.t, err)
+	return r.backings.find(al).Where(off)
+}
+
+// The same at a thousand places of one file.
+func TestAFlippedBitAnywhereInAFileIsFound(t *testing.T) {
+	r := newRig(t)
+	a := r.make(300<<10+1, 0, disk("x"))
+	r.pause()
+	for range 1000 {
+		bit := rand.IntN(8 * len(a.want))
+		r.flip(a, bit)
+		if _, err := r.Resume(nil, r.set); Code(err) != CodeCorrupt {
+			t.Fatalf("bit %d: %v", bit, err)
+		}
+		r.flip(a, bit)
+	}
+	r.resume()
+	r.holds(a)
+}
+
+func TestDetailsOfACorruptBackupNameItsPlace(t *testing.T) {
+	a := &alloc.Allocation{ID: 3, Base: 0x7000, Size: 100, Tag: "w"}
+	err := &CorruptError{Allocation: a, Offset: 64, Bytes: 36, Where: "file /x/y.bak (offset 64)"}
+	var d map[string]any
+	check(t, json.Unmarshal(Details(fmt.Errorf("resume: %w", err)), &d))
+	for key, want := range map[string]any{"code": 13.0, "tag": "w", "address": "0x7000", "offset": 64.0, "bytes": 36.0, "where": "file /x/y.bak (offset 64)"} {
+		if d[key] != want {
+			t.Errorf("%s is %v, want %v", key, d[key], want)
+		}
+	}
+}
+
+// withoutKernels makes the driver refuse ebb's kernel.
+func (r *rig) withoutKernels() { r.fault("cuModuleLoadData:*:209") }
+
+func TestWithoutKernelsEverythingIsMovedAndChecked(t *testing.T) {
+	for name, reg := range map[string]Region{"disk": disk("x"), "pinned": pinned("x"), "mmap": mmap("x")} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.set.RetainCPU = true
+			r.withoutKernels()
+			a := r.make(2<<20+3, 0, reg)
+			r.write(a, 0, make([]byte, 1<<20))
+			for range 2 {
+				res := r.pause()
+				if res.DiskBytes+res.HostBytes != uint64(len(a.want)) || res.SkippedZero+res.SkippedSame != 0 {
+					t.Fatalf("%+v", res)
+				}
+				r.reads(a, 0, len(a.want))
+				r.resume()
+				r.holds(a)
+			}
+			if n := strings.Count(r.logged(), "does not load ebb's kernel"); n != 1 || !strings.Contains(r.logged(), "CUDA_ERROR_NO_BINARY_FOR_GPU") {
+				t.Errorf("the refusal is said %d times: %s", n, r.logged())
+			}
+		})
+	}
+}
+
+// The number of workers is found once for each set of directories and direction, on blocks that are
+// moved anyway.
+func TestTheNumberOfWorkersIsFoundByTrial(t *testing.T) {
+	r := newRigWith(t, Config{ChunkBytes: 64 << 20}) // 8 workers
+	var all []*array
+	for range 160 {
+		all = append(all, r.make(64<<10, 0, disk("x")))
+	}
+	for range 2 {
+		if res := r.pause(); res.DiskBytes != 160*64<<10 {
+			t.Fatalf("%+v", res)
+		}
+		r.resume()
+		r.holds(all...)
+		for _, a := range all {
+			r.fill(a, len(a.want))
+		}
+	}
+	var s Status
+	check(t, json.Unmarshal(r.Status(nil), &s))
+	if len(s.Probes) != 2 || s.Probes[0].Direction != "pause" || s.Probes[1].Direction != "resume" {
+		t.Fatalf("probes %+v", s.Probes)
+	}
+	for _, p := range s.Probes {
+		if len(p.Trials) != 2 || p.Trials[0].Workers != 4 || p.Trials[1].Workers != 8 || p.Dirs != r.dir {
+			t.Errorf("%+v", p)
+		}
+		if p.Workers != 4 && p.Workers != 8 {
+			t.Errorf("%d workers", p.Workers)
+		}
+	}
+
+	// Another directory is another disk.
+	r.set.DiskDir = t.TempDir()
+	for _, a := range all {
+		check(t, r.Free(a.addr, false))
+	}
+	for range 160 {
+		r.make(64<<10, 0, disk("x"))
+	}
+	r.pause()
+	check(t, json.Unmarshal(r.Status(nil), &s))
+	if len(s.Probes) != 3 || s.Probes[2].Dirs != r.set.DiskDir {
+		t.Errorf("probes %+v", s.Probes)
+	}
+}
+
+func TestTooLittleToTryTellsNothing(t *testing.T) {
+	r := newRigWith(t, Config{ChunkBytes: 64 << 20})
+	a := r.make(64<<10, 0, disk("x"))
+	r.pause()
+	r.resume()
+	r.holds(a)
+	if len(r.tunings) != 0 {
+		t.Errorf("%+v", r.tunings)
 	}
 }

@@ -47,15 +47,27 @@ type rig struct {
 	t   testing.TB
 	dir string
 	set Settings
+	log *os.File
 }
 
 func newRig(t testing.TB) *rig {
 	t.Helper()
-	e, err := Start(Config{LogFD: -1, ChunkBytes: 4 << 20, Driver: testutil.SoftGPU(t)})
+	return newRigWith(t, Config{ChunkBytes: 4 << 20})
+}
+
+// newRigWith completes a configuration, with a log that logged reads.
+func newRigWith(t testing.TB, c Config) *rig {
+	t.Helper()
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{Engine: e, t: t, dir: t.TempDir()}
+	c.LogFD, c.Driver = int(log.Fd()), testutil.SoftGPU(t)
+	e, err := Start(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{Engine: e, t: t, dir: t.TempDir(), log: log}
 	r.set.DiskDir = r.dir
 	t.Cleanup(func() {
 		r.fault("")
@@ -69,8 +81,19 @@ func newRig(t testing.TB) *rig {
 		if left := r.files(); len(left) > 0 {
 			t.Errorf("files left: %v", left)
 		}
+		_ = log.Close()
 	})
 	return r
+}
+
+// logged is what the engine has logged.
+func (r *rig) logged() string {
+	r.t.Helper()
+	text, err := os.ReadFile(r.log.Name())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return string(text)
 }
 
 // close ends what an engine otherwise keeps until its process exits.

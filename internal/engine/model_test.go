@@ -40,16 +40,19 @@ func check(t testing.TB, err error) {
 }
 
 // Any sequence of allocations, frees, writes, pauses and resumes keeps every byte. The model is
-// the list of arrays with what each must hold; content is checked whenever memory is active.
+// the list of arrays with what each must hold; content is checked whenever memory is active. Writes
+// leave zeros and unchanged blocks, so that blocks are skipped for every reason there is.
 func TestAnySequenceOfCallsKeepsEveryByte(t *testing.T) {
 	setChecks(t, 500, 10000)
-	r := newRig(t)
+	r := newRigWith(t, Config{ChunkBytes: 1 << 20}) // blocks of 128 KiB
+	var moved, zero, same, unused uint64
 	regions := []Region{disk("a"), disk("b"), pinned("a"), mmap("b"), none("a")}
 	rapid.Check(t, func(t *rapid.T) {
 		type entry struct {
 			*array
 			reg    Region
 			paused bool
+			dead   [][2]int // while paused: whole blocks that were unused, from and to
 		}
 		var live []*entry
 		defer func() {
@@ -104,10 +107,27 @@ func TestAnySequenceOfCallsKeepsEveryByte(t *testing.T) {
 					r.fill(e.array, len(e.want))
 				}
 			},
+			"write a part": func(t *rapid.T) {
+				e := pick(t)
+				off, n := stretch(t, len(e.want))
+				if e.paused {
+					return
+				}
+				p := make([]byte, n)
+				if rapid.Bool().Draw(t, "random") {
+					p = randomBytes(n)
+				}
+				r.write(e.array, off, p)
+			},
 			"read": func(t *rapid.T) {
 				e := pick(t)
-				off := rapid.IntRange(0, len(e.want)-1).Draw(t, "offset")
-				p := make([]byte, rapid.IntRange(1, len(e.want)-off).Draw(t, "length"))
+				off, n := stretch(t, len(e.want))
+				p := make([]byte, n)
+				for _, d := range e.dead {
+					if off < d[1] && d[0] < off+n {
+						return
+					}
+				}
 				err := r.Read(e.addr+mem.Addr(off), p, false)
 				if e.paused && e.reg.Backup == alloc.BackupNone {
 					if Code(err) != CodeState {
@@ -119,19 +139,50 @@ func TestAnySequenceOfCallsKeepsEveryByte(t *testing.T) {
 			},
 			"pause": func(t *rapid.T) {
 				tags := tags(t)
-				_, err := r.Pause(tags, r.set)
-				known(err)
-				for _, e := range live {
-					e.paused = e.paused || matches(e, tags)
+				set, block := r.set, int(r.block)
+				if len(live) > 0 && rapid.Bool().Draw(t, "with unused") {
+					e := pick(t)
+					off, n := stretch(t, len(e.want))
+					set.Unused = []mem.Range{{Addr: e.addr + mem.Addr(off), Bytes: uint64(n)}}
+					from, to := (off+block-1)/block*block, (off+n)/block*block
+					if off+n == len(e.want) {
+						to = off + n
+					}
+					if from < to && !e.paused && matches(e, tags) {
+						e.dead = append(e.dead, [2]int{from, to})
+					}
 				}
+				res, err := r.Pause(tags, set)
+				known(err)
+				var bytes, kept uint64
+				for _, e := range live {
+					if !e.paused && matches(e, tags) {
+						e.paused = true
+						bytes += uint64(len(e.want))
+						if e.reg.Backup != alloc.BackupNone {
+							kept += uint64(len(e.want))
+						}
+					}
+				}
+				if sum := res.HostBytes + res.DiskBytes + res.SkippedZero + res.SkippedSame + res.SkippedUnused; sum != kept || res.Bytes != bytes {
+					t.Fatalf("of %d bytes, %d of them to be kept: %+v", bytes, kept, res)
+				}
+				moved += res.HostBytes + res.DiskBytes
+				zero, same, unused = zero+res.SkippedZero, same+res.SkippedSame, unused+res.SkippedUnused
 			},
 			"resume": func(t *rapid.T) {
 				tags := tags(t)
-				_, err := r.Resume(tags, r.set)
+				set := r.set
+				set.RetainCPU = rapid.Bool().Draw(t, "retain")
+				_, err := r.Resume(tags, set)
 				known(err)
 				for _, e := range live {
 					if e.paused && matches(e, tags) {
 						e.paused = false
+						for _, d := range e.dead {
+							copy(e.want[d[0]:d[1]], r.content(e.array)[d[0]:d[1]])
+						}
+						e.dead = nil
 						if e.reg.Backup == alloc.BackupNone {
 							r.fill(e.array, len(e.want)) // its content was given up
 						}
@@ -150,6 +201,15 @@ func TestAnySequenceOfCallsKeepsEveryByte(t *testing.T) {
 			},
 		})
 	})
+	if !t.Failed() && (moved == 0 || zero == 0 || same == 0 || unused == 0) {
+		t.Errorf("moved %d bytes; skipped %d zero, %d same, %d unused: not all of it was tried", moved, zero, same, unused)
+	}
+}
+
+// stretch is a part of size bytes, at least one.
+func stretch(t *rapid.T, size int) (off, n int) {
+	off = rapid.IntRange(0, size-1).Draw(t, "offset")
+	return off, rapid.IntRange(1, size-off).Draw(t, "length")
 }
 
 // Threads that allocate, write and free while others pause and resume: no deadlock, no race,
