@@ -266,20 +266,20 @@ func (r *Region) Bytes(off, n uint64) ([]byte, error) {
 	return r.memory[off : off+n : off+n], nil
 }
 
-// Free gives the region back to the arena, which keeps the memory. Nobody may use it any more.
-// Idempotent.
-func (r *Region) Free() {
+// Free gives the region back to the arena, which keeps the memory. Nobody may use it any more. It
+// never fails; other memory that takes the place of a region may. Idempotent.
+func (r *Region) Free() error {
 	if r.freed.Swap(true) {
-		return
+		return nil
 	}
 	a := r.arena
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.closed {
-		return
+	if !a.closed {
+		a.free.add(r.place)
+		a.used -= r.place.n
 	}
-	a.free.add(r.place)
-	a.used -= r.place.n
+	return nil
 }
 
 // Usage is the size of an arena.

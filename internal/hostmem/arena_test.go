@@ -177,8 +177,10 @@ func TestMemoryIsKeptAndUsedAgain(t *testing.T) {
 	p := whole(t, first)
 	p[5] = 77
 	before := asked
-	first.Free()
-	first.Free() // once more is nothing
+	_ = first.Free()
+	if err := first.Free(); err != nil { // once more is nothing
+		t.Error(err)
+	}
 	if u := a.Usage(); u.Held != 12*mib || u.Used != 0 || r.bytes() != 12*mib {
 		t.Errorf("after the free: %+v, %d registered", u, r.bytes())
 	}
@@ -204,7 +206,7 @@ func TestTrimGivesBackWhatNobodyUses(t *testing.T) {
 	kept := whole(t, high)
 	kept[0] = 9
 	gone := whole(t, middle)
-	middle.Free()
+	_ = middle.Free()
 	if err := a.Trim(); err != nil {
 		t.Fatal(err)
 	}
@@ -241,8 +243,8 @@ func TestFreePiecesMakeRoomForALargerRegion(t *testing.T) {
 	for _, region := range holes {
 		whole(t, region)
 	}
-	holes[0].Free()
-	holes[2].Free()
+	_ = holes[0].Free()
+	_ = holes[2].Free()
 	whole(t, alloc(t, a, 8*mib))
 	if u := a.Usage(); u.Held != 16*mib || u.Used != 16*mib {
 		t.Errorf("%+v", u)
@@ -301,7 +303,7 @@ func TestTheGuardIsAskedBeforeEachPiece(t *testing.T) {
 	}
 	refuse = false
 	mu.Unlock()
-	region.Free()
+	_ = region.Free()
 	if u := a.Usage(); u.Held != 4*mib || u.Used != 0 {
 		t.Errorf("after the free: %+v", u)
 	}
@@ -337,7 +339,7 @@ func TestARefusedRegistrationLeavesNothing(t *testing.T) {
 		}
 	}
 	memory := region.memory
-	region.Free()
+	_ = region.Free()
 	if err := a.Close(); err != nil { // waits for the second piece
 		t.Error(err)
 	}
@@ -369,7 +371,7 @@ func TestCloseGivesAllBack(t *testing.T) {
 	if u := a.Usage(); u != (Usage{}) {
 		t.Errorf("%+v", u)
 	}
-	region.Free()
+	_ = region.Free()
 	if err := a.Close(); err != nil {
 		t.Errorf("closed again: %v", err)
 	}
@@ -519,7 +521,7 @@ func TestArenaAgreesWithItsRules(t *testing.T) {
 					t.Skip("no region")
 				}
 				i := rapid.IntRange(0, len(regions)-1).Draw(t, "which")
-				regions[i].region.Free()
+				_ = regions[i].region.Free()
 				regions = append(regions[:i], regions[i+1:]...)
 			},
 			"trim": func(t *rapid.T) {
