@@ -230,8 +230,7 @@ func TestTrimGivesBackWhatNobodyUses(t *testing.T) {
 func TestFreePiecesMakeRoomForALargerRegion(t *testing.T) {
 	var r registry
 	limit := uint64(16 * mib)
-	var a *Arena
-	a = newArena(t, &r, func(o *Options) {
+	a := newArena(t, &r, func(o *Options) {
 		o.Allow = func(n uint64) error {
 			if r.bytes()+n > limit {
 				return &ShortError{Need: n, Left: limit - r.bytes()}
