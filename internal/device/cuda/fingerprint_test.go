@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -467,6 +469,33 @@ func TestMemsetZero(t *testing.T) {
 	must(t, d.StreamSynchronize(s))
 	if !bytes.Equal(host, want) {
 		t.Error("other bytes than those named are zero")
+	}
+}
+
+// What a CPU's vectors are like makes no difference.
+func TestFingerprintOfEveryWidthOfVectors(t *testing.T) {
+	results := func(flags ...string) []string {
+		program := filepath.Join(t.TempDir(), "widths")
+		args := append([]string{"-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", program, "testdata/fingerprint_widths.c"}, flags...)
+		if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
+			t.Fatalf("cc %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+		out, err := exec.Command(program).Output()
+		must(t, err)
+		return strings.Split(strings.TrimSpace(string(out)), "\n")
+	}
+	plain := results("-U__SSE2__") // without the processor's own functions
+	if len(plain) < 100 {
+		t.Fatalf("only %d tiles", len(plain))
+	}
+	for i, line := range results() {
+		want := strings.Fields(plain[i])
+		got := strings.Fields(line)
+		for _, part := range got[1:] {
+			if got[0] != want[0] || part != want[1] {
+				t.Errorf("tile of %s bytes: %v, want %s", want[0], got[1:], want[1])
+			}
+		}
 	}
 }
 
