@@ -3,6 +3,7 @@ package hostmem
 import (
 	"errors"
 	"runtime"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,7 +21,7 @@ const (
 // page from the node of the thread that first uses it.
 type touchers struct {
 	work    chan touchJob
-	threads []<-chan error
+	threads sync.WaitGroup
 }
 
 type touchJob struct {
@@ -38,12 +39,14 @@ func newTouchers(node int, n uint64) *touchers {
 	count := min(uint64(min(usable, maxTouchThreads)), (n+touchSlice-1)/touchSlice)
 	t := &touchers{work: make(chan touchJob)}
 	for range count {
-		t.threads = append(t.threads, onCPUs(cpus, func() error {
+		t.threads.Add(1)
+		onCPUs(cpus, func() error {
+			defer t.threads.Done()
 			for job := range t.work {
 				job.done(populate(job.memory))
 			}
 			return nil
-		}))
+		})
 	}
 	return t
 }
@@ -64,9 +67,7 @@ func sliceCount(n uint64) int { return int((n + touchSlice - 1) / touchSlice) }
 // close ends the threads when they have done what was handed over.
 func (t *touchers) close() {
 	close(t.work)
-	for _, ended := range t.threads {
-		_ = <-ended // jobs have errors, threads none
-	}
+	t.threads.Wait()
 }
 
 // Pages takes n bytes of memory in huge pages where possible, from the given NUMA node (negative:
