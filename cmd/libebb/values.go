@@ -150,4 +150,9 @@ func putResult(out *C.ebb_result, r engine.Result) {
 	out.host_bytes = C.uint64_t(r.HostBytes)
 	out.disk_bytes = C.uint64_t(r.DiskBytes)
 	out.nanoseconds = C.uint64_t(r.Duration.Nanoseconds())
+	out.skipped_zero_bytes = C.uint64_t(r.SkippedZero)
+	out.skipped_same_bytes = C.uint64_t(r.SkippedSame)
+	out.skipped_unused_bytes = C.uint64_t(r.SkippedUnused)
+	out.kept_bytes = C.uint64_t(r.Kept)
+	out.check_nanoseconds = C.uint64_t(r.Checks.Nanoseconds())
 }

@@ -7,18 +7,13 @@
     ...                         # the same bytes at the same addresses
 
 The library libebb.so must be preloaded: start the program with `ebb run`, or with LD_PRELOAD set to
-what `python3 -m ebb preload-path` prints. Without it every function raises NotLoaded. `import ebb`
-raises UnsafeConfiguration when PyTorch's allocator is set to expandable segments.
+what `python3 -m ebb preload-path` prints. Without it every function raises NotLoaded.
 
 Sizes are bytes, times are seconds. Every function may be called on any thread; region and disable
 change only the calling one. For PyTorch see ebb.torch. Everything raised is an Error.
 """
 
 from __future__ import annotations
-
-from . import _environment
-
-_environment.check()
 
 from ._abi import Result, library_path
 from ._errors import (

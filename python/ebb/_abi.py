@@ -43,6 +43,9 @@ class Result(NamedTuple):
     """Logical bytes left on the device, because others use the memory."""
     check_seconds: float = 0.0
     """Of the time: waiting for fingerprints."""
+    allocator_changed: str = ""
+    """Of a pause with skip_unused: PyTorch's allocator was used meanwhile. "before": nothing was
+    skipped. "during": what was allocated during the call may have lost its bytes. Else ""."""
 
 
 class ResultStruct(ctypes.Structure):
@@ -74,6 +77,12 @@ class ResultStruct(ctypes.Structure):
         )
 
 
+class RangeStruct(ctypes.Structure):
+    """ebb_range."""
+
+    _fields_ = [("ptr", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
+
+
 _tags = ctypes.POINTER(ctypes.c_char_p)
 _result = ctypes.POINTER(ResultStruct)
 _code = ctypes.c_int
@@ -84,6 +93,7 @@ FUNCTIONS = {
     "ebb_last_error": (ctypes.c_size_t, (ctypes.c_char_p, ctypes.c_size_t)),
     "ebb_last_error_json": (ctypes.c_size_t, (ctypes.c_char_p, ctypes.c_size_t)),
     "ebb_pause": (_code, (_tags, ctypes.c_size_t, _result)),
+    "ebb_pause_except": (_code, (_tags, ctypes.c_size_t, ctypes.POINTER(RangeStruct), ctypes.c_size_t, _result)),
     "ebb_resume": (_code, (_tags, ctypes.c_size_t, ctypes.c_double, _result)),
     "ebb_request_pause": (_code, (_tags, ctypes.c_size_t, ctypes.c_double, _result)),
     "ebb_read": (_code, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)),

@@ -195,8 +195,8 @@ class WrittenDuringPause(Error):
 
 
 class UnsafeConfiguration(Error):
-    """A setting of this process would make a pause free nothing, or lose memory. Raised by
-    `import ebb`."""
+    """What was asked for is not possible with this process's PyTorch: it is missing, too old, or
+    uses another allocator."""
 
 
 CLASSES: Dict[int, Type[Error]] = {

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import math
-from typing import Any, Dict, Iterator, Optional, Tuple, Union
+import sys
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple, Union
 
 from . import _abi
 from ._abi import Result, Tags
-from ._errors import InvalidArgument, PartialPause
+from ._errors import InvalidArgument, PartialPause, UnsafeConfiguration
+from ._unused import Range
 
 # Longer than any wait that is meant; short enough for C's clocks.
 _FOREVER_S = 1e9
@@ -22,11 +25,15 @@ def version() -> str:
     return text.decode()
 
 
-def pause(tags: Tags = None) -> Result:
+def pause(tags: Tags = None, skip_unused: bool = False) -> Result:
     """Takes managed memory off the GPU, to where its backup says, and returns when the driver has
     the memory back.
 
     tags: a tag, or several; None: everything; an empty list: nothing.
+    skip_unused: leave behind the bytes of memory that PyTorch's caching allocator keeps for reuse
+        and no tensor uses; its content is undefined afterwards. Never memory of CUDA graphs, nor
+        what waits for a stream. The result says how much, and whether the allocator was used
+        meanwhile (allocator_changed). Not while another thread captures a stream.
 
     Work submitted to the GPU earlier is waited for. Nothing may touch the memory from the call on
     until it is resumed. What is paused already stays as it is. May be called on any thread; pauses
@@ -34,9 +41,18 @@ def pause(tags: Tags = None) -> Result:
 
     Raises UnknownTag; NoSpace, OutOfHostMemory, DiskError, DeviceError: nothing was unmapped, the
     program can go on; CaptureActive; Unmanaged; PartialPause: some stayed active (resume repairs
-    it); ForkedChild; NotLoaded.
+    it); WrittenDuringPause: a stream or thread wrote to the memory, nothing was unmapped;
+    ForkedChild; NotLoaded. With skip_unused also UnsafeConfiguration: PyTorch is not there, or its
+    allocator does not tell what is unused.
     """
-    return _move("ebb_pause", tags)
+    if not skip_unused:
+        return _move("ebb_pause", tags)
+    if "torch" not in sys.modules:
+        raise UnsafeConfiguration(
+            "skip_unused asks PyTorch's allocator what no tensor uses, and this program has not imported PyTorch"
+        )
+    result: Result = importlib.import_module("ebb.torch")._pause_skipping_unused(tags)
+    return result
 
 
 def resume(tags: Tags = None, timeout: Optional[float] = None) -> Result:
@@ -71,8 +87,8 @@ def request_pause(tags: Tags = None, timeout: Optional[float] = None) -> Result:
 
 
 @contextlib.contextmanager
-def paused(tags: Tags = None, timeout: Optional[float] = None) -> Iterator[Result]:
-    """pause(tags) on entry, which gives the Result; resume(tags, timeout) on exit, also after an
+def paused(tags: Tags = None, timeout: Optional[float] = None, skip_unused: bool = False) -> Iterator[Result]:
+    """pause(tags, skip_unused) on entry, which gives the Result; resume(tags, timeout) on exit, also after an
     exception. When entry paused nothing, since all was paused before, exit resumes nothing.
 
     Raises what pause and resume raise. After a PartialPause what was paused is resumed first.
@@ -80,7 +96,7 @@ def paused(tags: Tags = None, timeout: Optional[float] = None) -> Iterator[Resul
     named = tags if tags is None or isinstance(tags, str) else list(tags)
     wait = None if timeout is None else _seconds(timeout)
     try:
-        result = pause(named)
+        result = pause(named, skip_unused)
     except PartialPause:
         resume(named, wait)
         raise
@@ -117,8 +133,9 @@ def safe_point() -> None:
 
 
 def status() -> Dict[str, Any]:
-    """State of this process's managed memory, as docs/status.md describes it: bytes and seconds.
-    Never waits for a pause or resume under way. Raises ForkedChild, NotLoaded."""
+    """State of this process's GPU memory, as docs/status.md describes it: bytes and seconds. What is
+    managed, what of it is kept on the device because others use it (`kept`), and what ebb does not
+    manage, by class (`unmanaged`). Never waits for a pause or resume under way. Raises ForkedChild, NotLoaded."""
     lib = _abi.library()
     size, need = 0, ctypes.c_size_t()
     while True:  # it may have grown between two calls
@@ -200,13 +217,19 @@ def _place(source: Any, nbytes: Optional[int]) -> Tuple[int, int]:
     return int(source.data_ptr()), size if nbytes is None else nbytes
 
 
-def _move(function: str, tags: Tags, *seconds: float) -> Result:
+def pause_except(tags: Tags, unused: Sequence[Range]) -> Result:
+    """pause, and bytes of the unused ranges are left behind."""
+    array = (_abi.RangeStruct * len(unused))(*unused)
+    return _move("ebb_pause_except", tags, array, len(unused))
+
+
+def _move(function: str, tags: Tags, *arguments: Any) -> Result:
     lib = _abi.library()
     listed = _abi.tag_list(tags)
     if listed is None:
         return Result()
     result = _abi.ResultStruct()
-    code = getattr(lib, function)(*listed, *seconds, ctypes.byref(result))
+    code = getattr(lib, function)(*listed, *arguments, ctypes.byref(result))
     _abi.check(code, result.plain())
     return result.plain()
 

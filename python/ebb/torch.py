@@ -11,10 +11,12 @@ backup) has a torch.cuda.MemPool of its own, used by all regions of that kind, o
 Only the calling thread's allocations, on one device, go to the pool. Backward passes allocate on
 threads of autograd: gradients are managed where the process manages everything (`ebb run
 --offload-train`), or where they are made in advance. Inside a CUDA graph capture, and inside
-somebody else's use_mem_pool, PyTorch uses that pool instead.
+somebody else's use_mem_pool, PyTorch uses that pool instead. Begin a capture outside of regions:
+inside one its memory comes from the region's pool.
 
 Freed memory stays in its pool, and is parked with it, until empty_cache() of this module; that of
-torch.cuda does not reach pools. PyTorch is imported at the first use. Written for PyTorch 2.11.
+torch.cuda does not reach pools. ebb.pause(skip_unused=True) leaves its bytes behind. PyTorch is
+imported at the first use. Written for PyTorch 2.11, with expandable segments or without.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ import contextlib
 import ctypes
 import importlib
 import threading
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Union
 
-from . import _abi, _region
-from ._errors import UnsafeConfiguration, WrongState
+from . import _abi, _memory, _region, _unused
+from ._abi import Result, Tags
+from ._errors import CaptureActive, UnsafeConfiguration, WrongState
 
 Device = Union[None, int, str, Any]
 
@@ -40,11 +43,13 @@ class _Key(NamedTuple):
     cpu_backend: str
 
 
-# Guards _idle, _allocator and _chosen. Nothing is called under it that could wait for a thread.
+# Guards _idle, _own, _allocator and _chosen. Nothing is called under it that could wait for a thread.
 _lock = threading.Lock()
 # Pools that no open region uses. Several to a key when threads were in such regions at one time:
 # PyTorch lets only one thread at a time allocate to a pool.
 _idle: Dict[_Key, List[Any]] = {}
+# Ids of all pools that were made here, also of those that only tensors still use. PyTorch gives no id twice.
+_own: Set[_unused.PoolId] = set()
 # The pluggable allocator, kept for ever: memory of its pools is freed through it, even late.
 _allocator: Optional[Any] = None
 _chosen = False  # pools exist, so the way of allocating is settled
@@ -147,6 +152,41 @@ def empty_cache() -> None:
     torch.cuda.empty_cache()
 
 
+# ---- memory that no tensor uses --------------------------------------------------------------
+
+
+def _pause_skipping_unused(tags: Tags) -> Result:
+    """ebb.pause(tags, skip_unused=True)."""
+    torch = _torch()
+    if not torch.cuda.is_initialized():
+        return _memory.pause(tags)
+    backend = torch.cuda.get_allocator_backend()
+    if backend != "native":
+        raise UnsafeConfiguration(
+            f"skip_unused asks PyTorch's own allocator what no tensor uses; this process allocates with {backend}"
+        )
+    if torch.cuda.is_current_stream_capturing():
+        raise CaptureActive("a CUDA stream capture is under way: end it before a pause")
+
+    def counters() -> Any:
+        return _unused.counters(torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count()))
+
+    # What the snapshot tells holds as long as the counters stay, which everybody who uses the
+    # allocator changes. They are looked at again when the device has finished, since waiting for
+    # it takes longest, and after the pause.
+    before = counters()
+    with _lock:
+        own = set(_own)
+    unused = _unused.ranges(torch.cuda.memory_snapshot(), own)
+    for device in range(torch.cuda.device_count()):
+        if torch.cuda.memory_reserved(device) > 0:
+            torch.cuda.synchronize(device)
+    if counters() != before:
+        return _memory.pause(tags)._replace(allocator_changed="before")
+    result = _memory.pause_except(tags, unused)
+    return result._replace(allocator_changed="" if counters() == before else "during")
+
+
 # ---- pools -----------------------------------------------------------------------------------
 
 
@@ -199,7 +239,10 @@ def _take(torch: Any, key: _Key) -> Any:
             return _idle[key].pop()
         allocator = None if key.tag is None else _allocator
     with torch.cuda.device(key.device):
-        return torch.cuda.MemPool() if allocator is None else torch.cuda.MemPool(allocator.allocator())
+        pool = torch.cuda.MemPool() if allocator is None else torch.cuda.MemPool(allocator.allocator())
+    with _lock:
+        _own.add(tuple(pool.id))
+    return pool
 
 
 def _index(torch: Any, device: Device) -> int:

@@ -31,19 +31,20 @@ def prints(name, expression):
 
 
 class Layout(unittest.TestCase):
-    def test_the_result_struct(self):
-        body = re.search(r"typedef struct ebb_result \{(.*?)\} ebb_result;", HEADER, re.S).group(1)
-        names = re.findall(r"^\s*uint64_t (\w+);", body, re.M)
-        self.assertEqual([name for name, *_ in _abi.ResultStruct._fields_], names)
-        c = compiled(
-            [prints("all", "sizeof(ebb_result)")]
-            + [prints(f"offset_{name}", f"offsetof(ebb_result, {name})") for name in names]
-            + [prints(f"size_{name}", f"sizeof(((ebb_result *)0)->{name})") for name in names]
-        )
-        self.assertEqual(c["all"], ctypes.sizeof(_abi.ResultStruct))
-        for name in names:
-            field = getattr(_abi.ResultStruct, name)
-            self.assertEqual((c[f"offset_{name}"], c[f"size_{name}"]), (field.offset, field.size), name)
+    def test_the_structs(self):
+        for name, struct in (("ebb_result", _abi.ResultStruct), ("ebb_range", _abi.RangeStruct)):
+            body = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", HEADER, re.S).group(1)
+            names = re.findall(r"^\s*[\w ]+[ *](\w+);", body, re.M)
+            self.assertEqual([field for field, *_ in struct._fields_], names)
+            c = compiled(
+                [prints("all", f"sizeof({name})")]
+                + [prints(f"offset_{field}", f"offsetof({name}, {field})") for field in names]
+                + [prints(f"size_{field}", f"sizeof((({name} *)0)->{field})") for field in names]
+            )
+            self.assertEqual(c["all"], ctypes.sizeof(struct))
+            for field in names:
+                mine = getattr(struct, field)
+                self.assertEqual((c[f"offset_{field}"], c[f"size_{field}"]), (mine.offset, mine.size), field)
 
     def test_every_code_has_its_class(self):
         names = re.findall(r"^\s*(EBB_ERR_\w+)\s*=", HEADER, re.M)
@@ -56,6 +57,7 @@ class Layout(unittest.TestCase):
             "EBB_ERR_UNMANAGED": _errors.Unmanaged, "EBB_ERR_TIMEOUT": _errors.Timeout,
             "EBB_ERR_PARTIAL": _errors.PartialPause, "EBB_ERR_STATE": _errors.WrongState,
             "EBB_ERR_IO": _errors.DiskError, "EBB_ERR_HOST_MEMORY": _errors.OutOfHostMemory,
+            "EBB_ERR_WRITTEN": _errors.WrittenDuringPause,
         }.items():
             self.assertIs(_errors.CLASSES[codes[name]], cls)
 
@@ -75,7 +77,7 @@ class Layout(unittest.TestCase):
         return {
             "void": None, "int": ctypes.c_int, "bool": ctypes.c_bool, "size_t": ctypes.c_size_t, "double": ctypes.c_double,
             "char *": ctypes.c_char_p, "char * *": ctypes.POINTER(ctypes.c_char_p), "void *": ctypes.c_void_p,
-            "ebb_result *": ctypes.POINTER(_abi.ResultStruct), "size_t *": ctypes.POINTER(ctypes.c_size_t),
+            "ebb_result *": ctypes.POINTER(_abi.ResultStruct), "ebb_range *": ctypes.POINTER(_abi.RangeStruct), "size_t *": ctypes.POINTER(ctypes.c_size_t),
         }[text]
 
 

@@ -48,7 +48,7 @@ class Pools:
         self.current = before
 
     def _mem_pool(self, allocator=None):
-        self.made.append(types.SimpleNamespace(device=self.current, allocator=allocator))
+        self.made.append(types.SimpleNamespace(device=self.current, allocator=allocator, id=(0, len(self.made) + 1)))
         return self.made[-1]
 
     @contextlib.contextmanager
@@ -75,7 +75,7 @@ class Choice(unittest.TestCase):
         for patch in (
             mock.patch.dict(sys.modules, torch=self.torch),
             mock.patch.dict(ebb.torch._idle, clear=True),
-            mock.patch.multiple(ebb.torch, _allocator=None, _chosen=False),
+            mock.patch.multiple(ebb.torch, _own=set(), _allocator=None, _chosen=False),
         ):
             patch.start()
             self.addCleanup(patch.stop)

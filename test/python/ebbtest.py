@@ -15,7 +15,7 @@ MiB = 1 << 20
 
 # ebb_code of abi/ebb.h.
 OK, INVALID, NOT_MANAGED, STATE, UNKNOWN_TAG, FORKED, CAPTURE, DEVICE, DEVICE_FAULT, DEVICE_MEMORY, \
-    HOST_MEMORY, NO_SPACE, IO, CORRUPT, PARTIAL, NOT_LOADED, INTERNAL = range(17)
+    HOST_MEMORY, NO_SPACE, IO, CORRUPT, PARTIAL, NOT_LOADED, INTERNAL, UNMANAGED, TIMEOUT, WRITTEN = range(20)
 
 PROCESS = ctypes.CDLL(None)
 PRELOADED = hasattr(PROCESS, "ebb_version")
@@ -24,7 +24,8 @@ PRELOADED = hasattr(PROCESS, "ebb_version")
 class Result(ctypes.Structure):
     """ebb_result."""
     _fields_ = [(name, ctypes.c_uint64) for name in (
-        "struct_size", "allocations", "bytes", "device_bytes", "host_bytes", "disk_bytes", "nanoseconds")]
+        "struct_size", "allocations", "bytes", "device_bytes", "host_bytes", "disk_bytes", "nanoseconds",
+        "skipped_zero_bytes", "skipped_same_bytes", "skipped_unused_bytes", "kept_bytes", "check_nanoseconds")]
 
 
 class Ebb:
