@@ -16,7 +16,7 @@ import (
 // claims are the rank directories of a run, held from before its ranks start until they have
 // ended and their files are gone.
 type claims struct {
-	bases []string // disk directories
+	bases []string         // disk directories
 	list  []*rankdir.Claim // of every rank in every base
 	grace time.Duration
 	say   func(string)

@@ -86,17 +86,21 @@ func sameDirectory(a, b string) bool {
 	return a == b || errA == nil && errB == nil && os.SameFile(infoA, infoB)
 }
 
-// diskOf names the disk that a directory, or where it is missing its parent, lies on: by the number
-// of the whole disk for a partition. Empty when it cannot be found out.
+// diskOf names the disk that a directory, or where it is missing its parent, lies on. Empty when it cannot be found out.
 func diskOf(dir string) string {
 	var st unix.Stat_t
 	if unix.Stat(dir, &st) != nil && unix.Stat(filepath.Dir(dir), &st) != nil {
 		return ""
 	}
-	name := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
-	device, err := filepath.EvalSymlinks("/sys/dev/block/" + name)
+	return wholeDisk(fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)))
+}
+
+// wholeDisk names the disk of a device "MAJOR:MINOR"; what is no block device (a network file system,
+// one in memory, btrfs) keeps its number.
+func wholeDisk(number string) string {
+	device, err := filepath.EvalSymlinks("/sys/dev/block/" + number)
 	if err != nil {
-		return name // not a block device: a network file system, one in memory, btrfs
+		return number
 	}
 	if _, err := os.Stat(filepath.Join(device, "partition")); err == nil {
 		device = filepath.Dir(device)

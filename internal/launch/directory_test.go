@@ -3,6 +3,7 @@ package launch
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -198,5 +199,54 @@ func TestMountNumbers(t *testing.T) {
 	}
 	if _, err := parseMountID("pos:\t0\n"); err == nil {
 		t.Error("no mount number, no error")
+	}
+}
+
+func TestDirectoriesOnOneDiskAreKnown(t *testing.T) {
+	dir := t.TempDir()
+	here := diskOf(dir)
+	if here == "" || diskOf(filepath.Join(dir, "to-be-made")) != here {
+		t.Errorf("%s lies on %q, what is made in it on %q", dir, here, diskOf(filepath.Join(dir, "to-be-made")))
+	}
+	if got := diskOf("/proc/self/fd/no/such"); got != "" {
+		t.Errorf("a place that is not there lies on %q", got)
+	}
+	if proc := diskOf("/proc"); proc == here || proc == "" {
+		t.Errorf("/proc lies on %q", proc)
+	}
+
+	var said []string
+	say := func(line string) { said = append(said, line) }
+	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	if got := distinct([]string{a, "/proc", b, a}, say); !slices.Equal(got, []string{a, "/proc", b}) {
+		t.Errorf("%v", got)
+	}
+	if len(said) != 2 || !strings.Contains(said[0], a+" and "+b) || !strings.Contains(said[1], a+" is named twice") {
+		t.Errorf("%q", said)
+	}
+	said = nil
+	if distinct([]string{a, "/proc"}, say); len(said) != 0 {
+		t.Errorf("two disks: %q", said)
+	}
+}
+
+// A partition is on its disk, as another one of the same is.
+func TestAPartitionIsOnItsDisk(t *testing.T) {
+	parts, err := filepath.Glob("/sys/class/block/*/partition")
+	if err != nil || len(parts) == 0 {
+		t.Skip("this machine has no partitions")
+	}
+	for _, part := range parts {
+		resolved, err := filepath.EvalSymlinks(filepath.Dir(part))
+		if err != nil {
+			t.Fatal(err)
+		}
+		number, err := os.ReadFile(filepath.Join(resolved, "dev"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := wholeDisk(strings.TrimSpace(string(number))), filepath.Dir(resolved); got != want {
+			t.Errorf("%s is on %s, want %s", resolved, got, want)
+		}
 	}
 }
