@@ -112,44 +112,44 @@ func (m cgroupMount) relative(group string) (rel string, inside bool) {
 
 func hasPrefix(s, prefix string) bool { return len(s) >= len(prefix) && s[:len(prefix)] == prefix }
 
-// read reads a group's numbers; limited is false when it has no limit, or does not tell.
+// read reads a group's numbers; limited is false when it has no limit, or does not tell. Most groups
+// have none: the limit is read first, and the rest only where there is one.
 func (d groupDir) read(root string) (g Group, limited bool) {
 	file := func(name string) string {
 		text, _ := os.ReadFile(filepath.Join(root, d.dir, name))
 		return string(text)
 	}
-	number := func(name string) (uint64, bool) { return parseLimit(file(name)) }
-	if d.v2 {
-		hard, hasHard := number("memory.max")
-		soft, hasSoft := number("memory.high") // beyond it the kernel throttles until nothing moves
-		if !hasHard && !hasSoft {
-			return g, false
-		}
-		used, known := number("memory.current")
-		if !known {
-			return g, false
-		}
-		stat := parseStat(file("memory.stat"))
-		return Group{Path: d.path, Limit: min(hard, soft), Used: less(used, stat["inactive_file"]+stat["active_file"])}, true
+	number := func(name string) uint64 {
+		n, _ := parseLimit(file(name))
+		return n
 	}
-	// Kernels before 5.11 can have groups that do not count what is below them.
-	if use, told := number("memory.use_hierarchy"); d.ancestor && told && use == 0 {
+	usage, cache := "memory.current", []string{"inactive_file", "active_file"}
+	g = Group{Path: d.path}
+	if d.v2 {
+		// Beyond memory.high the kernel throttles until nothing moves.
+		g.Limit = min(number("memory.max"), number("memory.high"))
+	} else {
+		usage, cache = "memory.usage_in_bytes", []string{"total_inactive_file", "total_active_file"}
+		g.Limit = number("memory.limit_in_bytes")
+		if !d.ancestor {
+			// In a container the ancestors are out of sight, yet their limits are told here.
+			if h, told := parseStat(file("memory.stat"))["hierarchical_memory_limit"]; told && h < unlimited {
+				g.Limit = min(g.Limit, h)
+			}
+		} else if g.Limit < unlimited && number("memory.use_hierarchy") == 0 {
+			return g, false // kernels before 5.11 can have groups that do not count what is below them
+		}
+	}
+	if g.Limit >= unlimited {
 		return g, false
 	}
-	limit, isLimited := number("memory.limit_in_bytes")
-	used, known := number("memory.usage_in_bytes")
-	if !known {
+	g.Used = number(usage)
+	if g.Used >= unlimited {
 		return g, false
 	}
 	stat := parseStat(file("memory.stat"))
-	// In a container the ancestors are out of sight, yet their limits are told here.
-	if h, told := stat["hierarchical_memory_limit"]; told && h < unlimited {
-		limit, isLimited = min(limit, h), true
-	}
-	if !isLimited {
-		return g, false
-	}
-	return Group{Path: d.path, Limit: limit, Used: less(used, stat["total_inactive_file"]+stat["total_active_file"])}, true
+	g.Used = less(g.Used, stat[cache[0]]+stat[cache[1]])
+	return g, true
 }
 
 func less(a, b uint64) uint64 { return a - min(a, b) }
