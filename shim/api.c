@@ -1,7 +1,6 @@
 /* api.c: ebb's own functions. They return codes; nothing here writes to stderr or exits. */
 #include "shim.h"
 
-#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,32 +50,30 @@ static int nothing_to_pause(const char *const *tags, size_t ntags)
 		return nothing_to_move(tags, ntags);
 	return fail(EBB_ERR_UNMANAGED,
 		    "no memory is managed, so none would be freed, but the process holds %lld device allocation%s "
-		    "made outside a region%s: allocate in a region (tms_set_interesting_region, ebb.region) or start "
+		    "made outside a region: allocate in a region (tms_set_interesting_region, ebb.region) or start "
 		    "the process with TMS_INIT_ENABLE=1",
-		    others, others == 1 ? "" : "s",
-		    driver_mapped_bytes() > 0 ? " or by expandable_segments, which are never managed" : "");
-}
-
-/* Whether the process has the GPU's driver: only then can it hold device memory. */
-static bool driver_loaded(void)
-{
-	void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-
-	if (driver != NULL)
-		dlclose(driver);
-	return driver != NULL;
+		    others, others == 1 ? "" : "s");
 }
 
 enum move { move_pause, move_request_pause, move_resume };
 
+/* The ranges whose bytes a pause need not keep. */
+struct unused {
+	const ebb_range *ranges;
+	size_t count;
+};
+
 /* wait_s: how long to wait for the device memory of a resume, or for the safe point of a request. */
-static int move(enum move what, const char *const *tags, size_t ntags, double wait_s, ebb_result *result)
+static int move(enum move what, const char *const *tags, size_t ntags, struct unused unused, double wait_s,
+		ebb_result *result)
 {
 	int code = check_arguments(tags, ntags, result);
 
 	if (code != EBB_OK)
 		return code;
 	clear_result(result);
+	if (what != move_resume)
+		presence_check();
 	enum engine_state state = engine_state();
 	/* Memory that passed no hook is seen by the engine only, which asks NVML. */
 	if (state == ENGINE_ABSENT && what != move_resume && ntags == 0 && unmanaged_allocations() == 0 &&
@@ -90,12 +87,17 @@ static int move(enum move what, const char *const *tags, size_t ntags, double wa
 	char *dir = settings_disk_dir();
 	if (dir == NULL)
 		return fail(EBB_ERR_HOST_MEMORY, "no host memory for the name of the disk directory");
+	ebb_engine_unmanaged classes[CLASSES];
 	ebb_engine_settings now = {
 		.disk_dir = dir,
 		.retain_cpu_backup = settings_retain_cpu_backup(),
 		.capture_active = captures_under_way(),
 		.unmanaged = unmanaged_allocations(),
 		.resume_wait_s = what == move_resume ? wait_s : settings()->resume_wait_s,
+		.unused = unused.ranges,
+		.nunused = unused.count,
+		.classes = classes,
+		.nclasses = unmanaged_classes(classes),
 	};
 	engine_enter();
 	if (what == move_request_pause)
@@ -107,23 +109,33 @@ static int move(enum move what, const char *const *tags, size_t ntags, double wa
 	return code;
 }
 
+static const struct unused all_used;
+
 EXPORT int ebb_pause(const char *const *tags, size_t ntags, ebb_result *result)
 {
-	return move(move_pause, tags, ntags, 0, result);
+	return move(move_pause, tags, ntags, all_used, 0, result);
+}
+
+EXPORT int ebb_pause_except(const char *const *tags, size_t ntags, const ebb_range *unused, size_t nunused,
+			    ebb_result *result)
+{
+	if (unused == NULL && nunused > 0)
+		return fail(EBB_ERR_INVALID, "%zu unused ranges, but no list of them", nunused);
+	return move(move_pause, tags, ntags, (struct unused){unused, nunused}, 0, result);
 }
 
 EXPORT int ebb_request_pause(const char *const *tags, size_t ntags, double timeout_s, ebb_result *result)
 {
 	if (isnan(timeout_s))
 		return fail(EBB_ERR_INVALID, "the time to wait is not a number");
-	return move(move_request_pause, tags, ntags, timeout_s, result);
+	return move(move_request_pause, tags, ntags, all_used, timeout_s, result);
 }
 
 EXPORT int ebb_resume(const char *const *tags, size_t ntags, double timeout_s, ebb_result *result)
 {
 	if (isnan(timeout_s))
 		return fail(EBB_ERR_INVALID, "the time to wait is not a number");
-	return move(move_resume, tags, ntags, timeout_s < 0 ? settings()->resume_wait_s : timeout_s, result);
+	return move(move_resume, tags, ntags, all_used, timeout_s < 0 ? settings()->resume_wait_s : timeout_s, result);
 }
 
 EXPORT int ebb_read(const void *gpu_ptr, size_t n, void *buf)

@@ -1,208 +1,154 @@
 /*
- * driver.c: requests for functions of the driver.
+ * driver.c: requests for functions of the driver, by which most programs come to them: the CUDA
+ * runtime, linked statically or not, asks cuGetProcAddress, PyTorch asks the runtime.
  *
- * With expandable segments PyTorch makes its memory by functions of the driver, which it gets here,
- * and no hook of cudaMalloc sees it. What asks for such a function is no proof of that: PyTorch
- * fetches its whole table of driver functions at the first use of any of them (to word an
- * out-of-memory error it does), and fails an internal check when one is missing. So a request is
- * refused only where the environment turns expandable segments on and memory is to be managed.
- * Elsewhere it is answered, and what is mapped by these functions counts as memory that is not
- * managed.
+ * The driver answers; ours takes the place of a hooked function that it found. A request that it
+ * answers with no stays so.
  */
-#include "shim.h"
+#include "doors.h"
 
-#include <string.h>
-#include <strings.h>
+/* ---- which version is asked for --------------------------------------------------------------- */
 
-typedef int CUresult;
-enum { CUDA_SUCCESS = 0, CUDA_ERROR_NOT_SUPPORTED = 801 };
-enum { status_not_found = 1 }; /* cudaDriverEntryPointSymbolNotFound */
+typedef CUresult driver_version_fn(int *version);
 
-typedef CUresult mem_create_fn(unsigned long long *handle, size_t size, const void *properties,
-			       unsigned long long flags);
-typedef CUresult mem_map_fn(uintptr_t ptr, size_t size, size_t offset, unsigned long long handle,
-			    unsigned long long flags);
-typedef CUresult mem_unmap_fn(uintptr_t ptr, size_t size);
-
-/* The driver's own functions, as the runtime gave them: there is one driver in a process. */
-static _Atomic(mem_create_fn *) real_mem_create;
-static _Atomic(mem_map_fn *) real_mem_map;
-static _Atomic(mem_unmap_fn *) real_mem_unmap;
-
-static _Atomic int64_t mapped;
-
-int64_t driver_mapped_bytes(void)
+/* The driver's version, such as 12080. A request for a newer version gets what the driver has. */
+static int driver_version(void)
 {
-	int64_t now = mapped;
+	static _Atomic int known;
+	int version = known;
 
-	return now > 0 ? now : 0; /* memory that was mapped by other ways may be unmapped by these */
-}
+	if (version == 0) {
+		driver_version_fn *ask = (driver_version_fn *)driver_function("cuDriverGetVersion");
 
-/* ---- expandable segments --------------------------------------------------------------------- */
-
-/* Whether an allocator setting such as "max_split_size_mb:64, expandable_segments:True" says so. */
-static bool says_expandable(const char *setting)
-{
-	static const char key[] = "expandable_segments", yes[] = "true";
-
-	for (const char *at = setting; at != NULL && (at = strstr(at, key)) != NULL;) {
-		at += sizeof(key) - 1;
-		const char *value = at + strspn(at, " \t");
-		if (*value++ != ':')
-			continue;
-		value += strspn(value, " \t");
-		if (strncasecmp(value, yes, sizeof(yes) - 1) == 0)
-			return true;
+		if (ask == NULL || ask(&version) != CUDA_SUCCESS)
+			return 0;
+		known = version;
 	}
-	return false;
-}
-
-/* The variable that turns expandable segments on, or null. */
-static const char *expandable_by(void)
-{
-	static const char *const variables[] = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"};
-
-	for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
-		if (says_expandable(settings_env(variables[i])))
-			return variables[i];
-	return NULL;
-}
-
-static void refuse(const char *variable)
-{
-	static atomic_flag said = ATOMIC_FLAG_INIT;
-
-	if (!atomic_flag_test_and_set(&said))
-		log_line("%s turns expandable_segments on: PyTorch's memory would not be managed and a pause would not "
-			 "free it, so the driver's functions for it are refused; take expandable_segments:True out of "
-			 "PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF",
-			 variable);
-}
-
-/* ---- the functions that are handed out ----------------------------------------------------------- */
-
-/* A process may turn to regions after it fetched its functions: then memory is refused where it
- * was to be managed. */
-static CUresult mem_create(unsigned long long *handle, size_t size, const void *properties, unsigned long long flags)
-{
-	const char *variable = this_thread()->managed && !guard_forked() ? expandable_by() : NULL;
-
-	if (variable != NULL) {
-		refuse(variable);
-		return CUDA_ERROR_NOT_SUPPORTED;
-	}
-	return real_mem_create(handle, size, properties, flags);
-}
-
-static CUresult mem_map(uintptr_t ptr, size_t size, size_t offset, unsigned long long handle, unsigned long long flags)
-{
-	CUresult result = real_mem_map(ptr, size, offset, handle, flags);
-
-	if (result == CUDA_SUCCESS)
-		mapped += (int64_t)size;
-	return result;
-}
-
-static CUresult mem_unmap(uintptr_t ptr, size_t size)
-{
-	CUresult result = real_mem_unmap(ptr, size);
-
-	if (result == CUDA_SUCCESS)
-		mapped -= (int64_t)size;
-	return result;
-}
-
-/* ---- the hooks ------------------------------------------------------------------------------- */
-
-static bool makes_memory(const char *symbol)
-{
-	return strcmp(symbol, "cuMemAddressReserve") == 0 || strcmp(symbol, "cuMemCreate") == 0 ||
-	       strcmp(symbol, "cuMemMap") == 0;
-}
-
-static bool is_refused(const char *symbol)
-{
-	if (!makes_memory(symbol) || guard_forked() || !(regions_used() || engine_state() == ENGINE_READY))
-		return false;
-	const char *variable = expandable_by();
-	if (variable != NULL)
-		refuse(variable);
-	return variable != NULL;
+	return version;
 }
 
 /* Puts ours in the place of a function that was found. */
-static void replace(const char *symbol, void **function)
+static void replace(bool answered, const char *name, void **function, int version)
 {
-	if (strcmp(symbol, "cuMemCreate") == 0) {
-		real_mem_create = (mem_create_fn *)*function;
-		*function = (void *)mem_create;
-	} else if (strcmp(symbol, "cuMemMap") == 0) {
-		real_mem_map = (mem_map_fn *)*function;
-		*function = (void *)mem_map;
-	} else if (strcmp(symbol, "cuMemUnmap") == 0) {
-		real_mem_unmap = (mem_unmap_fn *)*function;
-		*function = (void *)mem_unmap;
+	struct door *newest = name != NULL ? door_of_name(name, INT32_MAX) : NULL;
+
+	if (newest == NULL || function == NULL)
+		return;
+	if (!answered || *function == NULL) {
+		driver_lacks(newest);
+		return;
 	}
+	int has = driver_version();
+	struct door *door = door_of_name(name, has > 0 && has < version ? has : version);
+	if (door != NULL)
+		*function = door_open(door, *function);
 }
 
-/* Whether a request is answered here; it is then answered with no. */
-static bool answered(const char *symbol, void **function, int *status)
+/* ---- the driver's requests ------------------------------------------------------------------------ */
+
+typedef CUresult cuGetProcAddress_fn(const char *name, void **function, int version, uint64_t flags);
+typedef CUresult cuGetProcAddress_v2_fn(const char *name, void **function, int version, uint64_t flags, int *status);
+typedef cuGetProcAddress_v2_fn cuGetProcAddress_v2_ptsz_fn;
+
+static CUresult cuGetProcAddress_hook(cuGetProcAddress_fn *real, const void *caller, const char *name,
+				      void **function, int version, uint64_t flags)
 {
-	if (symbol == NULL || function == NULL || !is_refused(symbol))
-		return false;
-	*function = NULL;
-	if (status != NULL)
-		*status = status_not_found;
-	return true;
+	CUresult result = real(name, function, version, flags);
+
+	(void)caller;
+	if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_FOUND)
+		replace(result == CUDA_SUCCESS, name, function, version);
+	return result;
 }
 
-static cudaError_t found(cudaError_t error, const char *symbol, void **function)
+static CUresult cuGetProcAddress_v2_hook(cuGetProcAddress_v2_fn *real, const void *caller, const char *name,
+					 void **function, int version, uint64_t flags, int *status)
 {
-	if (error == cudaSuccess && symbol != NULL && function != NULL && *function != NULL)
-		replace(symbol, function);
+	CUresult result = real(name, function, version, flags, status);
+
+	(void)caller;
+	if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_FOUND)
+		replace(result == CUDA_SUCCESS, name, function, version);
+	return result;
+}
+#define cuGetProcAddress_v2_ptsz_hook cuGetProcAddress_v2_hook
+
+DRIVER_HOOK(cuGetProcAddress, "cuGetProcAddress", 11030,
+	    LIST(const char *name, void **function, int version, uint64_t flags),
+	    LIST(name, function, version, flags))
+DRIVER_HOOK(cuGetProcAddress_v2, "cuGetProcAddress", 12000,
+	    LIST(const char *name, void **function, int version, uint64_t flags, int *status),
+	    LIST(name, function, version, flags, status))
+DRIVER_HOOK(cuGetProcAddress_v2_ptsz, NULL, 0,
+	    LIST(const char *name, void **function, int version, uint64_t flags, int *status),
+	    LIST(name, function, version, flags, status))
+
+/* ---- the runtime's requests ----------------------------------------------------------------------- */
+
+/* The runtime asks for its own version where none is given. */
+static int runtime_version(const struct real *real)
+{
+	int version;
+
+	if (real->cudaRuntimeGetVersion == NULL || real->cudaRuntimeGetVersion(&version) != cudaSuccess)
+		return INT32_MAX;
+	return version;
+}
+
+static cudaError_t entry_point(const struct real *real, entry_point_fn *its, const char *function_name,
+			       const char *name, void **function, unsigned long long flags, int *status)
+{
+	if (its == NULL)
+		return real_missing(function_name);
+	cudaError_t error = its(name, function, flags, status);
+	if (error == cudaSuccess)
+		replace(true, name, function, runtime_version(real));
 	return error;
 }
 
-static cudaError_t entry_point(entry_point_fn *real, const char *name, const char *symbol, void **function,
-			       unsigned long long flags, int *status)
+static cudaError_t entry_point_by_version(entry_point_by_version_fn *its, const char *function_name,
+					  const char *name, void **function, unsigned int version,
+					  unsigned long long flags, int *status)
 {
-	if (answered(symbol, function, status))
-		return cudaErrorNotSupported;
-	return real != NULL ? found(real(symbol, function, flags, status), symbol, function) : real_missing(name);
+	if (its == NULL)
+		return real_missing(function_name);
+	cudaError_t error = its(name, function, version, flags, status);
+	if (error == cudaSuccess)
+		replace(true, name, function, (int)version);
+	return error;
 }
 
-static cudaError_t entry_point_by_version(entry_point_by_version_fn *real, const char *name, const char *symbol,
-					  void **function, unsigned int version, unsigned long long flags,
-					  int *status)
-{
-	if (answered(symbol, function, status))
-		return cudaErrorNotSupported;
-	return real != NULL ? found(real(symbol, function, version, flags, status), symbol, function)
-			    : real_missing(name);
-}
-
-#define REAL(function) real_for(__builtin_return_address(0))->function, #function
+#define REAL(function) real->function, #function
 
 EXPORT cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags, int *status)
 {
-	return entry_point(REAL(cudaGetDriverEntryPoint), symbol, function, flags, status);
+	const struct real *real = real_for(__builtin_return_address(0));
+
+	return entry_point(real, REAL(cudaGetDriverEntryPoint), symbol, function, flags, status);
 }
 
 EXPORT cudaError_t cudaGetDriverEntryPoint_ptsz(const char *symbol, void **function, unsigned long long flags,
 						int *status)
 {
-	return entry_point(REAL(cudaGetDriverEntryPoint_ptsz), symbol, function, flags, status);
+	const struct real *real = real_for(__builtin_return_address(0));
+
+	return entry_point(real, REAL(cudaGetDriverEntryPoint_ptsz), symbol, function, flags, status);
 }
 
 EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned int version,
 						    unsigned long long flags, int *status)
 {
-	return entry_point_by_version(REAL(cudaGetDriverEntryPointByVersion), symbol, function, version, flags, status);
+	const struct real *real = real_for(__builtin_return_address(0));
+
+	return entry_point_by_version(REAL(cudaGetDriverEntryPointByVersion), symbol, function, version, flags,
+				      status);
 }
 
 EXPORT cudaError_t cudaGetDriverEntryPointByVersion_ptsz(const char *symbol, void **function, unsigned int version,
 							 unsigned long long flags, int *status)
 {
+	const struct real *real = real_for(__builtin_return_address(0));
+
 	return entry_point_by_version(REAL(cudaGetDriverEntryPointByVersion_ptsz), symbol, function, version, flags,
 				      status);
 }

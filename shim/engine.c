@@ -58,13 +58,23 @@ uint64_t engine_calls_ended(void)
 	return ended;
 }
 
-void engine_enter(void)
+static void enter(void (*hold)(struct interrupts *))
 {
 	struct thread *t = this_thread();
 
 	begun++;
 	if (t->inside++ == 0)
-		interrupts_hold(&t->before);
+		hold(&t->before);
+}
+
+void engine_enter(void)
+{
+	enter(interrupts_hold);
+}
+
+void engine_enter_briefly(void)
+{
+	enter(interrupts_hold_briefly);
 }
 
 int engine_leave(int code)
@@ -158,6 +168,18 @@ static bool find_functions(void *library, const char *path)
 		{"ebb_engine_read", (void **)&engine.read},
 		{"ebb_engine_idle", (void **)&engine.idle},
 		{"ebb_engine_request_pause", (void **)&engine.request_pause},
+		{"ebb_engine_vmm_create", (void **)&engine.vmm_create},
+		{"ebb_engine_vmm_release", (void **)&engine.vmm_release},
+		{"ebb_engine_vmm_map", (void **)&engine.vmm_map},
+		{"ebb_engine_vmm_unmap", (void **)&engine.vmm_unmap},
+		{"ebb_engine_vmm_set_access", (void **)&engine.vmm_set_access},
+		{"ebb_engine_vmm_get_access", (void **)&engine.vmm_get_access},
+		{"ebb_engine_vmm_retain", (void **)&engine.vmm_retain},
+		{"ebb_engine_vmm_address_free", (void **)&engine.vmm_address_free},
+		{"ebb_engine_vmm_export", (void **)&engine.vmm_export},
+		{"ebb_engine_vmm_properties", (void **)&engine.vmm_properties},
+		{"ebb_engine_vmm_real", (void **)&engine.vmm_real},
+		{"ebb_engine_peer_access", (void **)&engine.peer_access},
 		{"ebb_engine_shutdown", (void **)&engine.shutdown},
 	};
 
@@ -229,6 +251,25 @@ static bool start(const char *path)
 	return give_up("engine library %s did not start: error %d: %s", path, code, reason);
 }
 
+/* Where the engine library lies in memory; null: it is not loaded. */
+static _Atomic(const void *) engine_base;
+
+bool engine_contains(const void *code)
+{
+	const void *base = engine_base;
+	Dl_info info;
+
+	return base != NULL && dladdr(code, &info) != 0 && info.dli_fbase == base;
+}
+
+static void note_base(void)
+{
+	Dl_info info;
+
+	if (dladdr((void *)engine.version, &info) != 0)
+		engine_base = info.dli_fbase;
+}
+
 static bool load(void)
 {
 	char path[PATH_MAX];
@@ -240,7 +281,10 @@ static bool load(void)
 		return give_up("cannot load the engine library %s for libebb.so %s: %s: put the one of the "
 			       "same version beside libebb.so, or set EBB_ENGINE to its path",
 			       path, EBB_VERSION, dlerror());
-	return find_functions(library, path) && check_version(path) && start(path);
+	if (!find_functions(library, path) || !check_version(path))
+		return false;
+	note_base();
+	return start(path);
 }
 
 /* Go raises the soft limit of open files for itself while it starts. The host and its children
@@ -295,6 +339,9 @@ static void load_as_owner(void)
 	outcome = loaded ? ENGINE_READY : ENGINE_FAILED;
 	pthread_cond_broadcast(&load_done);
 	pthread_mutex_unlock(&load_lock);
+	/* After the outcome, so that what another thread notes meanwhile is told by it or by us. */
+	if (loaded)
+		peer_hand_over();
 }
 
 static enum engine_state wait_for_owner(void)

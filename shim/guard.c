@@ -7,7 +7,8 @@
  *
  * Two copies of this library, say of two installations, would each have a region and an engine of
  * their own: what one manages the other could not pause. The first in the loader's order does the
- * work. (One file loaded by several names is one library; the loader sees to that.)
+ * work. (One file loaded by several names is one library; the loader sees to that.) Another library
+ * with the functions of torch_memory_saver, that package's own, is taken for a copy.
  */
 #include "shim.h"
 
@@ -59,20 +60,34 @@ pid_t guard_owner(void)
 static _Atomic(const char *) first_copy;
 static const char own_copy[] = "";
 
+/* Whether that function is another file's; which is then told in *its, beside this one's. */
+static bool is_elsewhere(const char *function, Dl_info *its, Dl_info *self)
+{
+	void *first = dlsym(RTLD_DEFAULT, function);
+
+	return first != NULL && dladdr(first, its) != 0 && dladdr((void *)&owner, self) != 0 &&
+	       its->dli_fbase != self->dli_fbase;
+}
+
 static const char *find_first_copy(void)
 {
 	static atomic_flag said = ATOMIC_FLAG_INIT;
-	void *first = dlsym(RTLD_DEFAULT, "ebb_version");
-	Dl_info it, self;
+	Dl_info its, self;
 
-	if (first == NULL || dladdr(first, &it) == 0 || dladdr((void *)&owner, &self) == 0 ||
-	    it.dli_fbase == self.dli_fbase)
+	if (is_elsewhere("ebb_version", &its, &self)) {
+		if (!atomic_flag_test_and_set(&said))
+			log_line("%s and %s are two copies of libebb.so in one process, and only the first manages "
+				 "memory: take one of them for LD_PRELOAD and for the program",
+				 its.dli_fname, self.dli_fname);
+	} else if (is_elsewhere("tms_pause", &its, &self)) {
+		if (!atomic_flag_test_and_set(&said))
+			log_line("%s and %s both park memory in one process, and only the first manages it: take one of them "
+				 "for LD_PRELOAD and for the program",
+				 its.dli_fname, self.dli_fname);
+	} else {
 		return own_copy;
-	if (!atomic_flag_test_and_set(&said))
-		log_line("%s and %s are two copies of libebb.so in one process, and only the first manages memory: "
-			 "take one of them for LD_PRELOAD and for the program",
-			 it.dli_fname, self.dli_fname);
-	return it.dli_fname; /* stays: the library is never unloaded */
+	}
+	return its.dli_fname; /* stays: such a library is not unloaded */
 }
 
 const char *guard_first_copy(void)

@@ -1,6 +1,6 @@
 /*
  * hooks.c: cudaMalloc and cudaFree, the allocation functions for PyTorch, and what else is asked of
- * memory.
+ * memory; and what the driver's allocations share with them.
  *
  * Callers arrive holding what they hold (PyTorch its allocator's mutex, often Python's GIL), so
  * nothing here waits for anything but the engine.
@@ -14,8 +14,7 @@
 
 enum { capture_mode_relaxed = 2 }; /* cudaStreamCaptureModeRelaxed */
 
-/* Error of the runtime for a code of the engine. */
-static cudaError_t cuda_error(int code)
+cudaError_t cuda_error(int code)
 {
 	switch (code) {
 	case EBB_OK:
@@ -36,6 +35,115 @@ static cudaError_t cuda_error(int code)
 		return cudaErrorUnknown;
 	}
 }
+
+/* Below a call of the real runtime's the driver's functions are called, and these are hooked too. */
+void pass_begin(void)
+{
+	this_thread()->passing++;
+}
+
+void pass_end(void)
+{
+	this_thread()->passing--;
+}
+
+/* ---- what is managed ------------------------------------------------------------------------------- */
+
+/*
+ * Libraries that give their memory to other GPUs or to the network register its physical pages, which
+ * no pause can carry over: theirs is never managed. What a mathematical library keeps for itself has
+ * content that nobody thought of when a region was said to lose its content.
+ */
+static bool may_be_managed(const struct thread *t, unsigned class)
+{
+	if (class == CLASS_NCCL || class == CLASS_TRANSPORT)
+		return false;
+	return class != CLASS_WORKSPACE || t->cpu_backup || t->disk_backup;
+}
+
+/* Whether what is allocated now on this thread may become the engine's. */
+static bool can_manage(const struct thread *t)
+{
+	enum engine_state state = engine_state();
+
+	return t->inside == 0 && t->passing == 0 && state != ENGINE_FORKED && state != ENGINE_EXITING;
+}
+
+bool managed_here(const void *caller)
+{
+	const struct thread *t = this_thread();
+
+	/* As another copy's real function a hook must not manage what that one leaves alone. */
+	return t->managed && can_manage(t) && guard_first_copy() == NULL && may_be_managed(t, class_of(caller));
+}
+
+bool allocation_region(ebb_engine_region *region, size_t size)
+{
+	const struct thread *t = this_thread();
+
+	if (t->cpu_backup && t->disk_backup) {
+		log_line("an allocation of %zu bytes is refused: CPU backup and disk backup are both on and "
+			 "exclude each other; turn one off (tms_set_enable_cpu_backup, "
+			 "tms_set_enable_disk_backup or their TMS_INIT_ variables)",
+			 size);
+		return false;
+	}
+	*region = (ebb_engine_region){
+		.tag = thread_tag(t),
+		.backup = t->cpu_backup ? EBB_BACKUP_CPU : t->disk_backup ? EBB_BACKUP_DISK : EBB_BACKUP_NONE,
+		.cpu_mmap = t->cpu_mmap,
+	};
+	return true;
+}
+
+cudaError_t engine_allocate(void **ptr, size_t size, int device)
+{
+	ebb_engine_region region;
+
+	if (!allocation_region(&region, size))
+		return cudaErrorInvalidValue;
+	engine_enter_briefly();
+	int code = engine.malloc(ptr, size, device, &region, settings_margin());
+	engine_leave(code);
+	/* Too little device memory is everyday: callers free their caches and try again. */
+	if (code != EBB_OK && code != EBB_ERR_DEVICE_MEMORY && engine_state() != ENGINE_EXITING)
+		log_line("an allocation of %zu bytes on device %d failed: %s", size, device, last_error_of("malloc"));
+	return cuda_error(code);
+}
+
+bool is_managed(const void *ptr)
+{
+	enum engine_state state = engine_state();
+	void *host;
+
+	if (ptr == NULL || this_thread()->inside > 0 || (state != ENGINE_READY && state != ENGINE_EXITING))
+		return false;
+	engine_enter_briefly();
+	int code = engine.backup_pointer(ptr, 1, &host);
+	engine_leave(EBB_OK); /* having no backup is no error here */
+	return code != EBB_ERR_NOT_MANAGED;
+}
+
+bool engine_free(void *ptr, cudaError_t *error)
+{
+	enum engine_state state = engine_state();
+
+	if (ptr != NULL && this_thread()->inside == 0 && state == ENGINE_READY) {
+		engine_enter_briefly();
+		int code = engine.free(ptr, captures_under_way());
+		/* Most pointers are the real runtime's, and that is no error. */
+		engine_leave(code == EBB_ERR_NOT_MANAGED ? EBB_OK : code);
+		if (code != EBB_OK && code != EBB_ERR_NOT_MANAGED && engine_state() != ENGINE_EXITING)
+			log_line("freeing %p failed: %s", ptr, last_error_of("free"));
+		*error = cuda_error(code);
+		return code != EBB_ERR_NOT_MANAGED;
+	}
+	/* It ends with the process; to free it would mean to wait for a pause under way. */
+	*error = cudaSuccess;
+	return state == ENGINE_EXITING && is_managed(ptr);
+}
+
+/* ---- cudaMalloc ------------------------------------------------------------------------------------- */
 
 /*
  * Programs rely on a runtime call making the device's context current on their thread; the engine
@@ -66,20 +174,38 @@ static cudaError_t make_context(const struct real *real, int device)
 	return error;
 }
 
-static cudaError_t unmanaged_malloc(const struct real *real, void **ptr, size_t size);
-
-static cudaError_t managed_malloc(const struct real *real, void **ptr, size_t size)
+static cudaError_t unmanaged_malloc(const struct real *real, const void *caller, void **ptr, size_t size)
 {
-	struct thread *t = this_thread();
+	if (real->cudaMalloc == NULL)
+		return real_missing("cudaMalloc");
+	pass_begin();
+	cudaError_t error = real->cudaMalloc(ptr, size);
+	pass_end();
+	if (error == cudaSuccess)
+		unmanaged_allocated((uintptr_t)*ptr, size, class_of(caller));
+	return error;
+}
+
+static cudaError_t unmanaged_free(const struct real *real, void *ptr)
+{
+	if (real->cudaFree == NULL)
+		return real_missing("cudaFree");
+	struct unmanaged taken = unmanaged_take((uintptr_t)ptr);
+	pass_begin();
+	cudaError_t error = real->cudaFree(ptr);
+	pass_end();
+	if (error != cudaSuccess)
+		unmanaged_allocated((uintptr_t)ptr, taken.bytes, taken.class);
+	return error;
+}
+
+static cudaError_t managed_malloc(const struct real *real, const void *caller, void **ptr, size_t size)
+{
+	ebb_engine_region unused;
 	int device;
 
-	if (t->cpu_backup && t->disk_backup) {
-		log_line("an allocation of %zu bytes is refused: CPU backup and disk backup are both on and "
-			 "exclude each other; turn one off (tms_set_enable_cpu_backup, "
-			 "tms_set_enable_disk_backup or their TMS_INIT_ variables)",
-			 size);
+	if (!allocation_region(&unused, size))
 		return cudaErrorInvalidValue;
-	}
 	if (real->cudaGetDevice == NULL)
 		return real_missing("cudaGetDevice");
 	cudaError_t error = real->cudaGetDevice(&device);
@@ -89,105 +215,32 @@ static cudaError_t managed_malloc(const struct real *real, void **ptr, size_t si
 		return error;
 	enum engine_state state = engine_load();
 	if (state == ENGINE_EXITING)
-		return unmanaged_malloc(real, ptr, size); /* no pause comes any more */
+		return unmanaged_malloc(real, caller, ptr, size); /* no pause comes any more */
 	if (state != ENGINE_READY)
 		return cudaErrorSharedObjectInitFailed; /* never unmanaged instead: a pause would not free it */
-
-	ebb_engine_region region = {
-		.tag = thread_tag(t),
-		.backup = t->cpu_backup ? EBB_BACKUP_CPU : t->disk_backup ? EBB_BACKUP_DISK : EBB_BACKUP_NONE,
-		.cpu_mmap = t->cpu_mmap,
-	};
-	engine_enter();
-	int code = engine.malloc(ptr, size, device, &region, settings_margin());
-	engine_leave(code);
-	/* Too little device memory is everyday: callers free their caches and try again. */
-	if (code != EBB_OK && code != EBB_ERR_DEVICE_MEMORY && engine_state() != ENGINE_EXITING)
-		log_line("an allocation of %zu bytes on device %d failed: %s", size, device, last_error_of("malloc"));
-	return cuda_error(code);
+	return engine_allocate(ptr, size, device);
 }
 
-/* ---- memory that is not managed: counted, so that a pause that would free nothing can say so ---- */
-
-static _Atomic int64_t unmanaged;
-
-int64_t unmanaged_allocations(void)
+static cudaError_t any_malloc(const void *caller, void **ptr, size_t size, bool managed)
 {
-	return unmanaged + (driver_mapped_bytes() > 0);
-}
+	const struct real *real = real_for(caller);
 
-static cudaError_t unmanaged_malloc(const struct real *real, void **ptr, size_t size)
-{
-	if (real->cudaMalloc == NULL)
-		return real_missing("cudaMalloc");
-	cudaError_t error = real->cudaMalloc(ptr, size);
-	if (error == cudaSuccess && size > 0)
-		unmanaged++;
-	return error;
-}
-
-static cudaError_t unmanaged_free(const struct real *real, void *ptr)
-{
-	if (real->cudaFree == NULL)
-		return real_missing("cudaFree");
-	cudaError_t error = real->cudaFree(ptr);
-	if (error == cudaSuccess && ptr != NULL) {
-		/* Not below zero: memory of cudaMallocManaged, say, was not counted. */
-		int64_t now = unmanaged;
-		while (now > 0 && !atomic_compare_exchange_weak(&unmanaged, &now, now - 1))
-			;
-	}
-	return error;
-}
-
-/* ---- the hooks ------------------------------------------------------------------------------- */
-
-static cudaError_t any_malloc(const struct real *real, void **ptr, size_t size, bool managed)
-{
-	if (managed && size > 0 && ptr != NULL && this_thread()->inside == 0 && engine_state() != ENGINE_FORKED)
-		return managed_malloc(real, ptr, size);
-	return unmanaged_malloc(real, ptr, size);
-}
-
-static bool is_managed(const void *ptr)
-{
-	enum engine_state state = engine_state();
-	void *host;
-
-	if (ptr == NULL || this_thread()->inside > 0 || (state != ENGINE_READY && state != ENGINE_EXITING))
-		return false;
-	engine_enter();
-	int code = engine.backup_pointer(ptr, 1, &host);
-	engine_leave(EBB_OK); /* having no backup is no error here */
-	return code != EBB_ERR_NOT_MANAGED;
+	return managed && size > 0 && ptr != NULL ? managed_malloc(real, caller, ptr, size)
+						  : unmanaged_malloc(real, caller, ptr, size);
 }
 
 static cudaError_t any_free(const void *caller, void *ptr)
 {
-	enum engine_state state = engine_state();
+	cudaError_t error;
 
-	if (ptr != NULL && this_thread()->inside == 0 && state == ENGINE_READY) {
-		engine_enter();
-		int code = engine.free(ptr, captures_under_way());
-		/* Most pointers are the real runtime's, and that is no error. */
-		engine_leave(code == EBB_ERR_NOT_MANAGED ? EBB_OK : code);
-		if (code != EBB_OK && code != EBB_ERR_NOT_MANAGED && engine_state() != ENGINE_EXITING)
-			log_line("freeing %p failed: %s", ptr, last_error_of("free"));
-		if (code != EBB_ERR_NOT_MANAGED)
-			return cuda_error(code);
-	}
-	/* It ends with the process; to free it would mean to wait for a pause under way. */
-	if (state == ENGINE_EXITING && is_managed(ptr))
-		return cudaSuccess;
-	return unmanaged_free(real_for(caller), ptr);
+	return engine_free(ptr, &error) ? error : unmanaged_free(real_for(caller), ptr);
 }
 
 EXPORT cudaError_t cudaMalloc(void **ptr, size_t size)
 {
-	/* As another copy's real function this one must not manage what that one leaves alone. */
-	bool managed = this_thread()->managed && guard_first_copy() == NULL;
+	const void *caller = __builtin_return_address(0);
 
-	return any_malloc(real_for(__builtin_return_address(0)), ptr, size, managed);
+	return any_malloc(caller, ptr, size, managed_here(caller));
 }
 
 EXPORT cudaError_t cudaFree(void *ptr)
@@ -204,7 +257,7 @@ EXPORT void *tms_torch_malloc(ssize_t size, int device, void *stream)
 	(void)stream;
 	if (size <= 0)
 		return NULL;
-	if (any_malloc(real_for(__builtin_return_address(0)), &ptr, (size_t)size, true) != cudaSuccess)
+	if (any_malloc(__builtin_return_address(0), &ptr, (size_t)size, can_manage(this_thread())) != cudaSuccess)
 		return NULL;
 	return ptr;
 }
@@ -218,19 +271,26 @@ EXPORT void tms_torch_free(void *ptr, ssize_t size, int device, void *stream)
 		any_free(__builtin_return_address(0), ptr);
 }
 
+/* ---- memory for other processes ---------------------------------------------------------------------- */
+
 /* The driver exports plain allocations only, and what another process had opened would not follow a
  * pause. */
+bool refuses_ipc(const char *function, const void *ptr)
+{
+	if (!is_managed(ptr))
+		return false;
+	log_line("%s: %p is managed memory, which other processes cannot open: allocate what is shared outside the "
+		 "region (with ebb.disable(): in Python, tms_set_interesting_region(false) in C)",
+		 function, ptr);
+	return true;
+}
+
 EXPORT cudaError_t cudaIpcGetMemHandle(void *handle, void *ptr)
 {
 	const struct real *real = real_for(__builtin_return_address(0));
 
-	if (is_managed(ptr)) {
-		log_line("cudaIpcGetMemHandle: %p is managed memory, which other processes cannot open: allocate what "
-			 "is shared outside the region (with ebb.disable(): in Python, "
-			 "tms_set_interesting_region(false) in C)",
-			 ptr);
+	if (refuses_ipc("cudaIpcGetMemHandle", ptr))
 		return cudaErrorNotSupported;
-	}
 	return real->cudaIpcGetMemHandle != NULL ? real->cudaIpcGetMemHandle(handle, ptr)
 						 : real_missing("cudaIpcGetMemHandle");
 }

@@ -24,10 +24,14 @@ static bool needs_thread_stack(int number)
 }
 
 /* Signals of faults are the thread's own; blocking them would end the process. */
+static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
+
 static bool is_fault(int number)
 {
-	return number == SIGSEGV || number == SIGBUS || number == SIGFPE || number == SIGILL || number == SIGTRAP ||
-	       number == SIGABRT;
+	for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
+		if (faults[i] == number)
+			return true;
+	return false;
 }
 
 /* Go never blocks SIGPROF on its own threads. A handler of the host's that came after Go gets the
@@ -55,6 +59,19 @@ void interrupts_hold(struct interrupts *before)
 			sigaddset(&held, number);
 	pthread_sigmask(SIG_BLOCK, &held, &before->mask);
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before->cancel);
+	before->size_limit = true;
+}
+
+void interrupts_hold_briefly(struct interrupts *before)
+{
+	sigset_t held;
+
+	sigfillset(&held);
+	for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
+		sigdelset(&held, faults[i]);
+	pthread_sigmask(SIG_BLOCK, &held, &before->mask);
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before->cancel);
+	before->size_limit = false;
 }
 
 void interrupts_release(const struct interrupts *before)
@@ -66,7 +83,7 @@ void interrupts_release(const struct interrupts *before)
 	/* One that a write of this call raised is answered by the write's error. */
 	sigemptyset(&size_limit);
 	sigaddset(&size_limit, SIGXFSZ);
-	if (!sigismember(&before->mask, SIGXFSZ) && sigpending(&raised) == 0 && sigismember(&raised, SIGXFSZ))
+	if (before->size_limit && !sigismember(&before->mask, SIGXFSZ) && sigpending(&raised) == 0 && sigismember(&raised, SIGXFSZ))
 		sigtimedwait(&size_limit, NULL, &at_once);
 	pthread_setcancelstate(before->cancel, &ignored);
 	pthread_sigmask(SIG_SETMASK, &before->mask, NULL);

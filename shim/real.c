@@ -153,6 +153,10 @@ static const struct real *functions_of(void *handle)
 	FIND(cudaGetLastError);
 	FIND(cudaHostGetFlags);
 	FIND(cudaIpcGetMemHandle);
+	FIND(cudaMallocManaged);
+	FIND(cudaDeviceEnablePeerAccess);
+	FIND(cudaDeviceDisablePeerAccess);
+	FIND(cudaRuntimeGetVersion);
 	FIND(cudaStreamDestroy);
 	FIND(cudaThreadExchangeStreamCaptureMode);
 	FIND(cudaStreamIsCapturing);

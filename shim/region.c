@@ -72,8 +72,10 @@ bool regions_used(void)
 
 EXPORT void tms_set_interesting_region(bool on)
 {
-	if (on)
+	if (on) {
 		was_in_region = true;
+		presence_check();
+	}
 	this_thread()->managed = on;
 }
 

@@ -58,12 +58,15 @@ uint64_t settings_margin(void);
 struct interrupts {
 	sigset_t mask;
 	int cancel;
+	bool size_limit; /* the call may write files: a SIGXFSZ that it raises is taken back */
 };
 
 /* From here to the release no handler that would run on Go's stack interrupts the calling thread,
  * and it cannot be cancelled. */
 void interrupts_hold(struct interrupts *before);
 void interrupts_release(const struct interrupts *before);
+/* The same at the price of one system call: all signals but those of faults are held back. */
+void interrupts_hold_briefly(struct interrupts *before);
 /* Blocks all signals but those of faults, for the threads that are made meanwhile; the caller
  * restores the mask. */
 void interrupts_hold_all(sigset_t *before);
@@ -77,6 +80,8 @@ struct thread {
 	bool disk_backup;
 	bool cpu_mmap;
 	int inside;          /* > 0: within an engine call or its loading; hooks pass through */
+	int passing;         /* > 0: within a call of the real runtime's, made by a hook that has dealt with
+				memory: hooks of the driver below it pass through */
 	struct interrupts before; /* of the outermost of these */
 	int idle;            /* idle sections begun here and not ended, before an engine counts them */
 	uint64_t contexts;   /* bit d: the real runtime's context exists here for device d */
@@ -144,6 +149,18 @@ struct engine {
 	ebb_engine_read_fn read;
 	ebb_engine_idle_fn idle;
 	ebb_engine_request_pause_fn request_pause;
+	ebb_engine_vmm_create_fn vmm_create;
+	ebb_engine_vmm_release_fn vmm_release;
+	ebb_engine_vmm_map_fn vmm_map;
+	ebb_engine_vmm_unmap_fn vmm_unmap;
+	ebb_engine_vmm_set_access_fn vmm_set_access;
+	ebb_engine_vmm_get_access_fn vmm_get_access;
+	ebb_engine_vmm_retain_fn vmm_retain;
+	ebb_engine_vmm_address_free_fn vmm_address_free;
+	ebb_engine_vmm_export_fn vmm_export;
+	ebb_engine_vmm_properties_fn vmm_properties;
+	ebb_engine_vmm_real_fn vmm_real;
+	ebb_engine_peer_access_fn peer_access;
 	ebb_engine_shutdown_fn shutdown;
 };
 
@@ -161,9 +178,14 @@ uint64_t engine_calls_ended(void);
 void engine_shutdown(void);
 
 void engine_enter(void);
+/* The same for a call that moves no bytes: cheaper, but all signals wait until it has ended. */
+void engine_enter_briefly(void);
 /* Ends a call. Takes over the engine's error text when code is not EBB_OK; returns code. A call
  * that fails when the process's exit has begun is refused like one that comes later. */
 int engine_leave(int code);
+
+/* Whether this code is the engine's, which gets the driver's own functions when it looks them up. */
+bool engine_contains(const void *code);
 
 /* Records why the engine cannot be used and returns the code: state is not ENGINE_READY. */
 int engine_refuse(enum engine_state state);
@@ -176,7 +198,9 @@ void idle_hand_over(void);
 
 /* ---- real.c: the real CUDA runtime -------------------------------------------------------------- */
 
+/* Errors of the runtime and of the driver have the same numbers. */
 typedef int cudaError_t;
+typedef int CUresult;
 typedef void *cudaStream_t;
 typedef void *cudaGraph_t;
 
@@ -190,6 +214,18 @@ enum {
 	cudaErrorNotSupported = 801,
 	cudaErrorStreamCaptureUnsupported = 900,
 	cudaErrorUnknown = 999,
+
+	CUDA_SUCCESS = 0,
+	CUDA_ERROR_INVALID_VALUE = 1,
+	CUDA_ERROR_OUT_OF_MEMORY = 2,
+	CUDA_ERROR_NOT_INITIALIZED = 3,
+	CUDA_ERROR_DEINITIALIZED = 4,
+	CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND = 302,
+	CUDA_ERROR_SHARED_OBJECT_INIT_FAILED = 303,
+	CUDA_ERROR_INVALID_HANDLE = 400,
+	CUDA_ERROR_NOT_FOUND = 500,
+	CUDA_ERROR_NOT_READY = 600,
+	CUDA_ERROR_NOT_SUPPORTED = 801,
 };
 
 typedef cudaError_t is_capturing_fn(cudaStream_t, int *status);
@@ -211,6 +247,10 @@ struct real {
 	cudaError_t (*cudaGetLastError)(void);
 	cudaError_t (*cudaHostGetFlags)(unsigned int *, void *);
 	cudaError_t (*cudaIpcGetMemHandle)(void *, void *);
+	cudaError_t (*cudaMallocManaged)(void **, size_t, unsigned int flags);
+	cudaError_t (*cudaDeviceEnablePeerAccess)(int peer, unsigned int flags);
+	cudaError_t (*cudaDeviceDisablePeerAccess)(int peer);
+	cudaError_t (*cudaRuntimeGetVersion)(int *);
 	cudaError_t (*cudaStreamDestroy)(cudaStream_t);
 	cudaError_t (*cudaThreadExchangeStreamCaptureMode)(int *mode);
 	/* Those with _ptsz belong to programs in which stream 0 is a stream of the calling thread. */
@@ -228,16 +268,88 @@ const struct real *real_for(const void *caller);
 /* Says once that the runtime lacks a function, and returns the error for it. */
 cudaError_t real_missing(const char *function);
 
-/* ---- driver.c: memory made by functions of the driver ---------------------------------------- */
+/* ---- lookup.c: the driver ------------------------------------------------------------------------ */
 
-/* Bytes that are mapped by functions which were asked for through the hooks. */
-int64_t driver_mapped_bytes(void);
+/* The loader's answer, in which ours has no part. */
+void *loader_dlsym(void *handle, const char *name);
+/* Whether the process has the GPU's driver: only then can it hold device memory. */
+bool driver_loaded(void);
+/* Whether the file that this address lies in is the driver's. */
+bool in_driver(const void *address);
+/* The driver's own function; null: no loaded driver has it. */
+void *driver_function(const char *symbol);
 
-/* ---- hooks.c: device memory that is not managed ------------------------------------------------- */
+/* ---- callers.c: who makes memory ------------------------------------------------------------------ */
 
-/* Number of device allocations that are not managed and that the process holds, as far as they
- * passed the hooks. */
+/* Memory that is not managed is counted by the library that made it. Small numbers, by which
+ * class_name gives the name. */
+enum {
+	CLASS_OTHER,    /* of libraries for which there is no number left */
+	CLASS_NCCL,
+	CLASS_TRANSPORT, /* of other libraries that give memory to other GPUs or to the network */
+	CLASS_WORKSPACE, /* of the mathematical libraries */
+	CLASS_POOL,     /* of cudaMallocAsync */
+	CLASS_IMPORTED, /* of another process */
+	CLASSES = 32
+};
+
+/* The class of the code at this return address. */
+unsigned class_of(const void *caller);
+const char *class_name(unsigned class);
+
+/* ---- unmanaged.c: device memory that is not managed ------------------------------------------------ */
+
+struct unmanaged {
+	uint64_t bytes; /* 0: not counted */
+	unsigned class;
+};
+
+/* An allocation is known by its address. It is entered after the call that made it and taken out
+ * before the one that frees it, since then another thread may get the address; to be entered again
+ * where that fails. */
+void unmanaged_allocated(uint64_t address, uint64_t bytes, unsigned class);
+struct unmanaged unmanaged_take(uint64_t address);
+/* Memory of cuMemCreate is held while it has a handle or a mapping. bytes 0: not known until mapped. */
+void unmanaged_created(uint64_t handle, uint64_t bytes, unsigned class);
+void unmanaged_retained(uint64_t handle);
+void unmanaged_released(uint64_t handle); /* before the call that does it */
+void unmanaged_mapped(uint64_t address, uint64_t bytes, uint64_t offset, uint64_t handle);
+void unmanaged_unmapped(uint64_t address, uint64_t bytes);
+
+/* Number of such allocations that the process holds, as far as they passed the hooks. */
 int64_t unmanaged_allocations(void);
+/* Writes what is held now, by class, and returns the number of classes, at most CLASSES. */
+size_t unmanaged_classes(ebb_engine_unmanaged list[CLASSES]);
+
+/* ---- hooks.c --------------------------------------------------------------------------------------- */
+
+/* Whether memory that this code asks for now on this thread is to be managed. */
+bool managed_here(const void *caller);
+/* What the engine is to know of an allocation of this thread. False: it is refused, and a line is said. */
+bool allocation_region(ebb_engine_region *region, size_t size);
+/* Allocates and frees managed memory. The engine is ready. */
+cudaError_t engine_allocate(void **ptr, size_t size, int device);
+/* False: this memory is not managed, the caller passes it on; else *error is the answer. */
+bool engine_free(void *ptr, cudaError_t *error);
+/* Whether ptr lies in managed memory. */
+bool is_managed(const void *ptr);
+/* Whether other processes are not let into this memory, since it is managed; says so in a line. */
+bool refuses_ipc(const char *function, const void *ptr);
+/* Error of the runtime, and of the driver, for a code of the engine. */
+cudaError_t cuda_error(int code);
+/* Around calls of the real runtime in which hooks of the driver shall pass through. */
+void pass_begin(void);
+void pass_end(void);
+
+/* ---- peer.c ------------------------------------------------------------------------------------------ */
+
+/* Tells a new engine which devices may use the memory of which others. */
+void peer_hand_over(void);
+
+/* ---- presence.c: whether the hooks are reached -------------------------------------------------------- */
+
+/* Says, once in the process, what is not seen where this library is not first in the loader's order. */
+void presence_check(void);
 
 /* ---- capture.c ---------------------------------------------------------------------------------- */
 

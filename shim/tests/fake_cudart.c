@@ -1,6 +1,7 @@
 /* fake_cudart.c: stands in for libcudart.so.<RUNTIME>. See fakes.h. */
 #include "fakes.h"
 
+#include <dlfcn.h>
 #include <string.h>
 
 #define JOIN2(a, b) a##b
@@ -12,9 +13,30 @@ struct fake_cudart RECORD;
 static _Thread_local int current_device;
 static _Thread_local int capture_mode; /* 0 global, 2 relaxed */
 
+/* ---- the driver, found as NVIDIA's runtime finds it ------------------------------------------------ */
+
+typedef int get_proc_address_fn(const char *name, void **function, int version, unsigned long long flags, int *status);
+
+static get_proc_address_fn *find_driver(void)
+{
+	void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+
+	return driver != NULL ? (get_proc_address_fn *)dlsym(driver, "cuGetProcAddress_v2") : NULL;
+}
+
+static void *driver_function(const char *name)
+{
+	get_proc_address_fn *get = find_driver();
+	void *function = NULL;
+	int status;
+
+	return get != NULL && get(name, &function, 12000, 0, &status) == 0 ? function : NULL;
+}
+
 int cudaMalloc(void **ptr, size_t size)
 {
-	(void)size;
+	if (RECORD.uses_driver)
+		return ((int (*)(uint64_t *, size_t))driver_function("cuMemAlloc"))((uint64_t *)ptr, size);
 	*ptr = (void *)(uintptr_t)((RUNTIME << 24) + ++RECORD.mallocs);
 	return cudaSuccess;
 }
@@ -28,6 +50,35 @@ int cudaFree(void *ptr)
 	}
 	RECORD.frees++;
 	RECORD.last_freed = ptr;
+	return RECORD.uses_driver ? ((int (*)(uint64_t))driver_function("cuMemFree"))((uintptr_t)ptr) : RECORD.free_error;
+}
+
+int cudaMallocManaged(void **ptr, size_t size, unsigned int flags)
+{
+	(void)size;
+	(void)flags;
+	*ptr = (void *)(uintptr_t)((RUNTIME << 24) + 0x800000 + ++RECORD.managed_mallocs);
+	return cudaSuccess;
+}
+
+int cudaDeviceEnablePeerAccess(int device, unsigned int flags)
+{
+	(void)device;
+	(void)flags;
+	RECORD.peers_enabled++;
+	return RECORD.peer_error;
+}
+
+int cudaDeviceDisablePeerAccess(int device)
+{
+	(void)device;
+	RECORD.peers_disabled++;
+	return RECORD.peer_error;
+}
+
+int cudaRuntimeGetVersion(int *version)
+{
+	*version = 1000 * RUNTIME;
 	return cudaSuccess;
 }
 
@@ -140,77 +191,35 @@ int cudaStreamDestroy(void *stream)
 	return ((struct fake_stream *)stream)->destroy_fails ? cudaErrorInvalidValue : cudaSuccess;
 }
 
-/* ---- functions of the driver ----------------------------------------------------------------- */
+/* ---- requests for functions of the driver ---------------------------------------------------------- */
 
-static int mem_create(unsigned long long *handle, size_t size, const void *properties, unsigned long long flags)
+static int entry_point(const char *symbol, void **function, int version, unsigned long long flags, int *status)
 {
-	(void)size;
-	(void)properties;
-	(void)flags;
-	*handle = (unsigned long long)++RECORD.mem_creates;
-	return 0;
-}
-
-/* No memory can be mapped at address 0. */
-static int mem_map(uintptr_t ptr, size_t size, size_t offset, unsigned long long handle, unsigned long long flags)
-{
-	(void)size;
-	(void)offset;
-	(void)handle;
-	(void)flags;
-	RECORD.mem_maps += ptr != 0;
-	return ptr != 0 ? 0 : 1;
-}
-
-static int mem_unmap(uintptr_t ptr, size_t size)
-{
-	(void)size;
-	RECORD.mem_unmaps += ptr != 0;
-	return ptr != 0 ? 0 : 1;
-}
-
-static void mem_address_reserve(void)
-{
-}
-
-static int entry_point(const char *symbol, void **function, int *status)
-{
-	static const struct {
-		const char *symbol;
-		void *function;
-	} functions[] = {
-		{"cuMemCreate", (void *)mem_create},
-		{"cuMemMap", (void *)mem_map},
-		{"cuMemUnmap", (void *)mem_unmap},
-		{"cuMemAddressReserve", (void *)mem_address_reserve},
-	};
+	get_proc_address_fn *get = find_driver();
+	int its;
 
 	RECORD.entry_points++;
 	*function = NULL;
-	for (size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); i++)
-		if (strcmp(symbol, functions[i].symbol) == 0)
-			*function = functions[i].function;
+	int error = get != NULL ? get(symbol, function, version, flags, &its) : 500;
 	if (status != NULL)
 		*status = *function != NULL ? 0 : 1;
-	return cudaSuccess;
+	return error == 500 ? cudaSuccess : error;
 }
 
 #define ENTRY_POINT(suffix, is_per_thread)                                                                       \
 	int cudaGetDriverEntryPoint##suffix(const char *symbol, void **function, unsigned long long flags,       \
 					    int *status)                                                         \
 	{                                                                                                        \
-		(void)flags;                                                                                     \
 		RECORD.version_asked = 0;                                                                        \
 		RECORD.per_thread = is_per_thread;                                                               \
-		return entry_point(symbol, function, status);                                                    \
+		return entry_point(symbol, function, 1000 * RUNTIME, flags, status);                             \
 	}                                                                                                        \
 	int cudaGetDriverEntryPointByVersion##suffix(const char *symbol, void **function, unsigned int version,  \
 						     unsigned long long flags, int *status)                      \
 	{                                                                                                        \
-		(void)flags;                                                                                     \
 		RECORD.version_asked = (int)version;                                                             \
 		RECORD.per_thread = is_per_thread;                                                               \
-		return entry_point(symbol, function, status);                                                    \
+		return entry_point(symbol, function, (int)version, flags, status);                               \
 	}
 ENTRY_POINT(, false)
 ENTRY_POINT(_ptsz, true)

@@ -90,6 +90,11 @@ int ebb_engine_start(const ebb_engine_config *config)
 		if (hook(&fake_engine.allocated_in_start, 64) != 0 || unhook(fake_engine.allocated_in_start) != 0)
 			return EBB_ERR_INTERNAL;
 	}
+	if (getenv("FAKE_START_LOOKS_UP") != NULL) {
+		void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+
+		fake_engine.looked_up = driver != NULL ? dlsym(driver, "cuMemCreate") : NULL;
+	}
 	return told_to_fail("FAKE_START_CODE");
 }
 
@@ -146,6 +151,17 @@ static void wait_inside(void)
 		usleep(1000);
 }
 
+/* With the lock held. */
+static void note_classes(const ebb_engine_unmanaged *classes, size_t n)
+{
+	fake_engine.nclasses = n;
+	for (size_t i = 0; i < n && i < 8; i++) {
+		copy(fake_engine.classes[i].name, sizeof(fake_engine.classes[i].name), classes[i].name);
+		fake_engine.classes[i].bytes = classes[i].bytes;
+		fake_engine.classes[i].count = classes[i].count;
+	}
+}
+
 static int move(const char *const *tags, size_t ntags, const ebb_engine_settings *settings, ebb_result *result,
 		const char *call, const char *code_variable)
 {
@@ -159,6 +175,10 @@ static int move(const char *const *tags, size_t ntags, const ebb_engine_settings
 	fake_engine.capture_active = settings->capture_active;
 	fake_engine.unmanaged = settings->unmanaged;
 	fake_engine.resume_wait_s = settings->resume_wait_s;
+	fake_engine.nunused = settings->nunused;
+	for (size_t i = 0; i < settings->nunused && i < 2; i++)
+		fake_engine.unused[i] = settings->unused[i];
+	note_classes(settings->classes, settings->nclasses);
 	pthread_mutex_unlock(&lock);
 	int code = told_to_fail_in(call, code_variable);
 	if (code == EBB_OK && result != NULL)
@@ -259,6 +279,233 @@ int ebb_engine_status(char *buf, size_t cap, size_t *need, const ebb_engine_unma
 		*need = (size_t)length;
 	return EBB_OK;
 }
+
+/* ---- memory that is mapped by its owner ------------------------------------------------------- */
+
+#define MAX_OBJECTS 4096
+#define HANDLE_BITS ((uint64_t)EBB_ENGINE_HANDLE << 48)
+
+static int references[MAX_OBJECTS]; /* by number; guarded by lock */
+static struct {
+	uint64_t addr, size;
+} mappings[MAX_OBJECTS];
+
+static int vmm_fails(int *cu)
+{
+	check_process();
+	*cu = getenv("FAKE_VMM_CU") != NULL ? atoi(getenv("FAKE_VMM_CU")) : 0;
+	return told_to_fail("FAKE_VMM_CODE");
+}
+
+static bool is_object(uint64_t handle)
+{
+	uint64_t number = handle - HANDLE_BITS;
+
+	return EBB_ENGINE_IS_HANDLE(handle) && number < MAX_OBJECTS && references[number] > 0;
+}
+
+/* A handle must be an object's; with the lock held. */
+static int check_object(uint64_t handle, int *cu)
+{
+	if (is_object(handle))
+		return EBB_OK;
+	copy(error, sizeof(error), "no such handle");
+	*cu = 1;
+	return EBB_ERR_INVALID;
+}
+
+static bool is_mapped(uint64_t addr, uint64_t size)
+{
+	for (size_t i = 0; i < MAX_OBJECTS; i++)
+		if (mappings[i].size > 0 && mappings[i].addr < addr + size && addr < mappings[i].addr + mappings[i].size)
+			return true;
+	return false;
+}
+
+int ebb_engine_vmm_create(uint64_t *handle, size_t size, const void *prop, uint64_t flags,
+			  const ebb_engine_region *region, uint64_t margin, int *cu)
+{
+	static int number;
+	int code = vmm_fails(cu);
+
+	(void)flags;
+	if (code != EBB_OK)
+		return code;
+	if (((const int *)prop)[2] != 1)
+		return EBB_ERR_NOT_MANAGED;
+	pthread_mutex_lock(&lock);
+	number = (number + 1) % MAX_OBJECTS;
+	references[number] = 1;
+	*handle = HANDLE_BITS + (uint64_t)number;
+	fake_engine.size = size;
+	fake_engine.margin = margin;
+	fake_engine.backup = region->backup;
+	copy(fake_engine.tag, sizeof(fake_engine.tag), region->tag);
+	fake_engine.creates++;
+	pthread_mutex_unlock(&lock);
+	return EBB_OK;
+}
+
+int ebb_engine_vmm_release(uint64_t handle, int *cu)
+{
+	int code = vmm_fails(cu);
+
+	pthread_mutex_lock(&lock);
+	if (code == EBB_OK && (code = check_object(handle, cu)) == EBB_OK) {
+		references[handle - HANDLE_BITS]--;
+		fake_engine.releases++;
+	}
+	pthread_mutex_unlock(&lock);
+	return code;
+}
+
+int ebb_engine_vmm_map(uint64_t addr, size_t size, size_t offset, uint64_t handle, uint64_t flags, int *cu)
+{
+	int code = vmm_fails(cu);
+
+	(void)offset;
+	(void)flags;
+	if (code != EBB_OK)
+		return code;
+	pthread_mutex_lock(&lock);
+	if (is_mapped(addr, size)) {
+		*cu = 1;
+		code = EBB_ERR_INVALID;
+	} else if (!EBB_ENGINE_IS_HANDLE(handle)) {
+		fake_engine.foreign_maps++;
+		code = EBB_ERR_NOT_MANAGED;
+	} else if ((code = check_object(handle, cu)) == EBB_OK) {
+		size_t i = 0;
+
+		while (mappings[i].size > 0)
+			i++;
+		mappings[i].addr = addr;
+		mappings[i].size = size;
+		fake_engine.maps++;
+	}
+	pthread_mutex_unlock(&lock);
+	return code;
+}
+
+int ebb_engine_vmm_unmap(uint64_t addr, size_t size, int *cu)
+{
+	int code = vmm_fails(cu);
+
+	if (code != EBB_OK)
+		return code;
+	pthread_mutex_lock(&lock);
+	code = is_mapped(addr, size) ? EBB_OK : EBB_ERR_NOT_MANAGED;
+	for (size_t i = 0; i < MAX_OBJECTS; i++)
+		if (mappings[i].size > 0 && mappings[i].addr >= addr && mappings[i].addr < addr + size)
+			mappings[i].size = 0;
+	fake_engine.unmaps += code == EBB_OK;
+	pthread_mutex_unlock(&lock);
+	return code;
+}
+
+static int of_address(uint64_t addr, uint64_t size, _Atomic int *count, int *cu)
+{
+	int code = vmm_fails(cu);
+
+	if (code != EBB_OK)
+		return code;
+	pthread_mutex_lock(&lock);
+	code = is_mapped(addr, size) ? EBB_OK : EBB_ERR_NOT_MANAGED;
+	*count += code == EBB_OK;
+	pthread_mutex_unlock(&lock);
+	return code;
+}
+
+int ebb_engine_vmm_set_access(uint64_t addr, size_t size, const void *desc, size_t count, int *cu)
+{
+	(void)desc;
+	(void)count;
+	return of_address(addr, size, &fake_engine.set_accesses, cu);
+}
+
+int ebb_engine_vmm_get_access(uint64_t *flags, const void *location, uint64_t addr, int *cu)
+{
+	int code = of_address(addr, 1, &fake_engine.get_accesses, cu);
+
+	(void)location;
+	if (code == EBB_OK)
+		*flags = 3;
+	return code;
+}
+
+int ebb_engine_vmm_retain(uint64_t *handle, uint64_t addr, int *cu)
+{
+	int code = of_address(addr, 1, &fake_engine.retains, cu);
+
+	if (code == EBB_OK) {
+		pthread_mutex_lock(&lock);
+		references[1]++; /* one for all */
+		*handle = HANDLE_BITS + 1;
+		pthread_mutex_unlock(&lock);
+	}
+	return code;
+}
+
+int ebb_engine_vmm_address_free(uint64_t addr, size_t size, int *cu)
+{
+	int code = of_address(addr, size, &fake_engine.address_frees, cu);
+
+	if (code != EBB_OK)
+		return code;
+	*cu = 1;
+	return EBB_ERR_INVALID;
+}
+
+static int of_handle(uint64_t handle, _Atomic int *count, int *cu)
+{
+	int code = vmm_fails(cu);
+
+	pthread_mutex_lock(&lock);
+	if (code == EBB_OK && (code = check_object(handle, cu)) == EBB_OK)
+		++*count;
+	pthread_mutex_unlock(&lock);
+	return code;
+}
+
+int ebb_engine_vmm_export(void *shareable, uint64_t handle, int type, uint64_t flags, int *cu)
+{
+	(void)shareable;
+	(void)type;
+	(void)flags;
+	return of_handle(handle, &fake_engine.exports, cu);
+}
+
+int ebb_engine_vmm_properties(void *prop, uint64_t handle, int *cu)
+{
+	(void)prop;
+	return of_handle(handle, &fake_engine.properties, cu);
+}
+
+int ebb_engine_vmm_real(uint64_t *real, uint64_t handle, const char *why, int *cu)
+{
+	int code = of_handle(handle, &fake_engine.reals, cu);
+
+	pthread_mutex_lock(&lock);
+	copy(fake_engine.why, sizeof(fake_engine.why), why);
+	pthread_mutex_unlock(&lock);
+	if (code == EBB_OK)
+		*real = FAKE_REAL_HANDLE;
+	return code;
+}
+
+int ebb_engine_peer_access(int device, int peer, int on)
+{
+	check_process();
+	pthread_mutex_lock(&lock);
+	fake_engine.peer_calls++;
+	fake_engine.peer_device = device;
+	fake_engine.peer_peer = peer;
+	fake_engine.peer_on = on;
+	pthread_mutex_unlock(&lock);
+	return told_to_fail("FAKE_PEER_CODE");
+}
+
+/* ---- errors ------------------------------------------------------------------------------------- */
 
 size_t ebb_engine_last_error(char *buf, size_t cap)
 {

@@ -1,5 +1,5 @@
 /*
- * fakes.h: what tests see of the stand-ins for the engine and for the CUDA runtime.
+ * fakes.h: what tests see of the stand-ins for the engine, the CUDA runtime and the driver.
  *
  * They record what reaches them and fail when told to, by environment variables that are read at
  * each call, so that a case can set them with setenv.
@@ -22,6 +22,9 @@
  *   FAKE_IDLE_ENDS         an idle section that begins ends another one, once, as a thread may meanwhile
  *   FAKE_WAITS          pause and resume wait for go_on or shutdown before they do anything
  *   FAKE_SAY_SHUTDOWN   shutdown writes a line to stderr
+ *   FAKE_VMM_CODE FAKE_VMM_CU   code that all vmm calls fail with, and the driver's error beside it
+ *   FAKE_PEER_CODE      code that peer_access fails with
+ *   FAKE_START_LOOKS_UP    start looks the driver's functions up, as the real one does
  */
 struct fake_engine {
 	_Atomic int starts, mallocs, frees, pauses, resumes, requests, reads, statuses, safe_points, shutdowns;
@@ -57,7 +60,25 @@ struct fake_engine {
 	int read_capture_active;
 
 	int free_capture_active;
+
+	/* The classes that the last pause, resume or status was given, and the unused ranges of a pause. */
+	size_t nclasses, nunused;
+	struct {
+		char name[64];
+		uint64_t bytes, count;
+	} classes[8];
+	ebb_range unused[2];
+
+	/* Memory that is mapped by its owner. */
+	_Atomic int creates, releases, maps, unmaps, set_accesses, get_accesses, retains, exports, properties, reals,
+		address_frees, foreign_maps;
+	char why[32];            /* of the last real */
+	_Atomic int peer_calls;
+	int peer_device, peer_peer, peer_on; /* of the last peer_access */
+	void *looked_up;         /* cuMemCreate as start found it */
 };
+
+enum { FAKE_REAL_HANDLE = 0x5ea1 }; /* what vmm_real gives */
 
 /* A stream of the fake runtime: cudaStream_t points to one. */
 struct fake_stream {
@@ -72,12 +93,33 @@ struct fake_stream {
  */
 struct fake_cudart {
 	_Atomic int mallocs, frees, contexts /* cudaFree(NULL) */, last_errors, host_flags;
-	_Atomic int entry_points, ipc_handles, mem_creates, mem_maps, mem_unmaps;
+	_Atomic int entry_points, ipc_handles, managed_mallocs, peers_enabled, peers_disabled;
+	bool uses_driver;   /* cudaMalloc and cudaFree call the driver, as the real ones do */
+	int peer_error;
 	int version_asked;  /* by the last cudaGetDriverEntryPointByVersion; 0: by the other one */
 	bool per_thread;    /* whether the last hooked call was one of the _ptsz functions */
 	void *last_freed;
-	int get_device_error, context_error, begin_error, exchange_error;
+	int free_error, get_device_error, context_error, begin_error, exchange_error;
 	_Atomic int context_mode; /* capture mode of the thread at the last cudaFree(NULL) */
+};
+
+/*
+ * The driver. Its functions by symbol and those by cuGetProcAddress are not the same, as a real
+ * driver's need not be, and those of programs with a default stream per thread are others again.
+ */
+enum fake_via { VIA_SYMBOL = 1, VIA_PROC, VIA_PROC_PER_THREAD };
+
+struct fake_cuda {
+	_Atomic int calls;           /* of functions that the shim hooks, but those for requests */
+	_Atomic int virtual_handles; /* handles of the engine's that came here */
+	_Atomic int via;             /* how the last of them was found */
+	_Atomic int creates, releases, maps, unmaps, set_accesses, get_accesses, exports, imports, retains, properties,
+		address_frees, binds, array_maps, allocs, pitches, frees, managed_allocs, async_allocs, async_frees,
+		ipc_handles, peers_enabled, peers_disabled;
+	_Atomic int alloc_v1s;       /* of the functions of 32 bits */
+	uint64_t last_handle, last_address;
+	int result;                  /* what all functions return */
+	int requests, version_asked; /* of cuGetProcAddress */
 };
 
 /* Errors of the CUDA runtime that the tests speak of. */
@@ -116,7 +158,12 @@ int cudaStreamDestroy(void *stream);
 int cudaThreadExchangeStreamCaptureMode(int *mode);
 int cudaIpcGetMemHandle(void *handle, void *ptr);
 
-/* Functions of the driver by name: cuMemCreate, cuMemMap, cuMemUnmap and cuMemAddressReserve. */
+int cudaMallocManaged(void **ptr, size_t size, unsigned int flags);
+int cudaDeviceEnablePeerAccess(int device, unsigned int flags);
+int cudaDeviceDisablePeerAccess(int device);
+int cudaRuntimeGetVersion(int *version);
+
+/* Loads the driver at the first call. */
 int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags, int *status);
 int cudaGetDriverEntryPoint_ptsz(const char *symbol, void **function, unsigned long long flags, int *status);
 int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned int version,

@@ -16,7 +16,7 @@ struct test_case {
 	const char *env[8];     /* NAME=value; "@/" stands for the directory of the test programs;
 				   LD_PRELOAD=x: x comes after the usual value, "-": no preload */
 	int exit_status;        /* expected; -N: killed by signal N */
-	const char *lines[6];   /* patterns (fnmatch, "@/" as above) of all lines on stderr */
+	const char *lines[16];  /* patterns (fnmatch, "@/" as above) of all lines on stderr */
 };
 
 /* Each test program defines these. */
