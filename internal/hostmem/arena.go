@@ -36,7 +36,9 @@ type Options struct {
 	// NUMANode is the node whose memory is used; negative: any.
 	NUMANode int
 	// Register pins a piece for devices and Unregister undoes that. Both nil: nobody needs it.
-	// They are called on goroutines of the arena and must make a device context current themselves.
+	// They make a device context current themselves: Register is called on goroutines of the
+	// arena, Unregister also within Alloc, Trim and Close, with the arena's lock held, and must
+	// not wait for somebody who calls the arena.
 	Register   func(p unsafe.Pointer, n uint64) error
 	Unregister func(p unsafe.Pointer) error
 	// Allow refuses bytes that the host should not give: it is asked for what an Alloc takes, and
