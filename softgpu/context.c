@@ -322,7 +322,11 @@ CUresult cuCtxSynchronize(void)
 	pthread_mutex_lock(&sg_queue_lock);
 	CUresult r = sg_capture_ctx_sync(sg_current());
 	pthread_mutex_unlock(&sg_queue_lock);
-	return r ? r : sg_ctx_drain(sg_current());
+	if (!r)
+		r = sg_ctx_drain(sg_current());
+	if (!r)
+		sg_pool_synchronized(sg_current());
+	return r;
 }
 
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)

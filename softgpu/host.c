@@ -294,7 +294,7 @@ static CUresult attribute(void *data, CUpointer_attribute a, uint64_t ptr, const
 		*(CUdeviceptr *)data = ptr;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-		if (!w->host)
+		if (!w->host && !r->managed)
 			return CUDA_ERROR_INVALID_VALUE;
 		*(void **)data = (void *)(uintptr_t)ptr;
 		return CUDA_SUCCESS;
@@ -311,11 +311,13 @@ static CUresult attribute(void *data, CUpointer_attribute a, uint64_t ptr, const
 		*(unsigned *)data = 1;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
 		*(unsigned *)data = 0;
 		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+		*(unsigned *)data = r->managed;
+		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-		*(unsigned *)data = r->plain;
+		*(unsigned *)data = r->plain && !r->pool && !r->managed;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
 		*(uint64_t *)data = r->exportable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : 0;

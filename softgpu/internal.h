@@ -4,6 +4,7 @@
  *   driver.c   initialisation, errors, devices, entry points by name        fault.c    the gate of every call, injected faults
  *   node.c     device memory shared by all processes of a node              context.c  contexts and what belongs to them
  *   memory.c   handles, address ranges, mappings, plain allocations          host.c     pinned host memory, pointer attributes
+ *   pool.c     memory pools, allocations in stream order
  *   stream.c   queues, their threads, events                                copy.c     copies and fills
  *   capture.c  stream capture and graphs                                    module.c   device images, kernels
  *   builtin.c  kernels that PTX images get by name
@@ -125,8 +126,9 @@ struct sg_range { /* what lies at an address; filled by sg_mem_find */
 	bool mapped;
 	bool plain;		   /* from cuMemAlloc */
 	bool accessible;	   /* by some device */
-	bool exportable, rdma;
+	bool exportable, rdma, managed;
 	struct CUctx_st *ctx;	   /* of a plain allocation */
+	struct CUmemPoolHandle_st *pool; /* of a block */
 };
 /* False if no reservation holds the address. Needs sg_mem_lock. */
 bool sg_mem_find(uint64_t addr, struct sg_range *r);
@@ -137,6 +139,17 @@ bool sg_mem_accessible(uint64_t addr, uint64_t size, int device, bool write);
 CUresult sg_mem_alloc(struct CUctx_st *ctx, uint64_t *addr, size_t size);
 CUresult sg_mem_free(uint64_t addr, struct CUctx_st **owner, bool only_look);
 void sg_mem_free_all_of(struct CUctx_st *ctx);
+/* Blocks of a pool: memory of a device, of whole granules. All but the first need sg_mem_lock for writing. */
+CUresult sg_block_new(struct CUmemPoolHandle_st *pool, int device, uint64_t full, const uint8_t *access, uint64_t *addr);
+struct CUmemPoolHandle_st *sg_block_pool(uint64_t addr); /* NULL: no block begins there */
+bool sg_block_access(uint64_t addr, size_t asked, const uint8_t *access);
+void sg_block_drop(uint64_t addr);
+
+/* ---- pool.c */
+
+CUresult sg_pool_free(uint64_t addr);		 /* at once, once the device is done; INVALID_VALUE if it is no block */
+void sg_pool_freed(uint64_t addr);		 /* its turn in the stream has come */
+void sg_pool_synchronized(struct CUctx_st *ctx); /* gives back what pools hold beyond their thresholds */
 
 /* ---- host.c */
 
@@ -148,7 +161,7 @@ void sg_host_free_all_of(struct CUctx_st *ctx);
 
 /* ---- stream.c */
 
-enum sg_op_kind { OP_NOTHING, OP_COPY, OP_MEMSET, OP_HOSTFN, OP_KERNEL, OP_GRAPH };
+enum sg_op_kind { OP_NOTHING, OP_COPY, OP_MEMSET, OP_HOSTFN, OP_KERNEL, OP_GRAPH, OP_FREE };
 
 struct sg_work { /* what an operation does; a graph node holds one too */
 	enum sg_op_kind kind;
@@ -173,6 +186,7 @@ struct sg_work { /* what an operation does; a graph node holds one too */
 			void **params; /* one block of memory with the arguments behind the pointers */
 		} kernel;
 		struct CUgraph_st *graph; /* a reference */
+		uint64_t freed;		  /* address of a pool's block */
 	};
 };
 
@@ -228,6 +242,8 @@ void sg_stream_init(void);
 struct CUstream_st *sg_streams(void);
 /* The stream of a handle (default ones too, made on demand). Needs sg_queue_lock. */
 CUresult sg_stream_of(struct CUctx_st *ctx, CUstream handle, struct CUstream_st **stream);
+/* The device of a stream that does not capture; NOT_SUPPORTED if it does. */
+CUresult sg_stream_device(CUstream handle, int *device);
 /* Queues the work on a stream, or records it if the stream captures; takes the work's memory in any case. SG_WAIT: returns
  * when it has run, with the context's error; never for a capture. */
 enum sg_submit_flags { SG_WAIT = 1, SG_SAME_CTX = 2 /* the stream must belong to the current context */ };

@@ -123,7 +123,9 @@ struct mapping {
 	uint64_t handle;	/* 0: a plain allocation */
 	int device;
 	struct CUctx_st *ctx;	/* of a plain allocation */
+	struct CUmemPoolHandle_st *pool; /* it is a block of that pool; it has no context then */
 	uint64_t asked;		/* its size as the caller gave it */
+	bool managed;
 	uint8_t access[SG_MAX_DEVICES]; /* CUmemAccess_flags */
 };
 
@@ -290,6 +292,8 @@ bool sg_mem_find(uint64_t addr, struct sg_range *r)
 	r->size = m->asked;
 	r->device = m->device;
 	r->plain = !m->handle;
+	r->pool = m->pool;
+	r->managed = m->managed;
 	r->ctx = m->ctx;
 	r->accessible = host_protection(m) != PROT_NONE;
 	r->exportable = h && h->prop.requestedHandleTypes;
@@ -310,7 +314,8 @@ bool sg_mem_overlaps(uint64_t addr, uint64_t size)
 	return i >= 0 && res[i].base + res[i].size > addr;
 }
 
-/* Plain allocations can be copied by any device, since the driver finds a way; mappings only by those given access. */
+/* Plain allocations can be copied by any device, since the driver finds a way; mappings and blocks of pools only by those given
+ * access. */
 bool sg_mem_accessible(uint64_t addr, uint64_t size, int device, bool write)
 {
 	uint8_t need = write ? 3 : 1;
@@ -318,7 +323,7 @@ bool sg_mem_accessible(uint64_t addr, uint64_t size, int device, bool write)
 	for (; size; i++) {
 		if (i >= nmaps || maps[i].base > addr)
 			return false;
-		if (maps[i].handle && (maps[i].access[device] & need) != need)
+		if ((maps[i].handle || maps[i].pool) && (maps[i].access[device] & need) != need)
 			return false;
 		/* the tail of the last unit is memory, but not the caller's */
 		uint64_t end = maps[i].base + (maps[i].handle ? maps[i].size : maps[i].asked);
@@ -333,20 +338,16 @@ bool sg_mem_accessible(uint64_t addr, uint64_t size, int device, bool write)
 
 /* ---- plain allocations: a reservation, its memory and its mapping in one */
 
-CUresult sg_mem_alloc(struct CUctx_st *ctx, uint64_t *addr, size_t size)
+/* Of whole units. The new mapping has its address, sizes, device and rights. */
+static CUresult new_plain(int device, uint64_t full, size_t asked, const struct mapping *like, uint64_t *addr)
 {
 	int fd;
-	if (!addr || size == 0)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (size > sg_config.mem_bytes)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	uint64_t full = (size + PLAIN_UNIT - 1) / PLAIN_UNIT * PLAIN_UNIT;
-	CUresult r = sg_node_take(ctx->device, full);
+	CUresult r = sg_node_take(device, full);
 	if (r)
 		return r;
-	r = new_memory(full, ctx->device, &fd);
+	r = new_memory(full, device, &fd);
 	if (r) {
-		sg_node_give(ctx->device, full);
+		sg_node_give(device, full);
 		return r;
 	}
 	pthread_rwlock_wrlock(&sg_mem_lock);
@@ -361,10 +362,13 @@ CUresult sg_mem_alloc(struct CUctx_st *ctx, uint64_t *addr, size_t size)
 	}
 	if (m) {
 		madvise(pointer(base), full, MADV_DONTFORK);
-		m->asked = size;
-		m->device = ctx->device;
-		m->ctx = ctx;
-		m->access[ctx->device] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+		m->asked = asked;
+		m->device = device;
+		m->ctx = like->ctx;
+		m->pool = like->pool;
+		m->managed = like->managed;
+		memcpy(m->access, like->access, sizeof m->access);
+		m->access[device] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 		*addr = base;
 		r = CUDA_SUCCESS;
 	}
@@ -373,9 +377,54 @@ CUresult sg_mem_alloc(struct CUctx_st *ctx, uint64_t *addr, size_t size)
 	if (r) {
 		if (base)
 			munmap(pointer(base), full);
-		sg_node_give(ctx->device, full);
+		sg_node_give(device, full);
 	}
 	return r;
+}
+
+static CUresult alloc_plain(struct CUctx_st *ctx, uint64_t *addr, size_t size, bool managed)
+{
+	if (!addr || size == 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (size > sg_config.mem_bytes)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	uint64_t full = (size + PLAIN_UNIT - 1) / PLAIN_UNIT * PLAIN_UNIT;
+	struct mapping like = {.ctx = ctx, .managed = managed};
+	return new_plain(ctx->device, full, size, &like, addr);
+}
+
+CUresult sg_mem_alloc(struct CUctx_st *ctx, uint64_t *addr, size_t size)
+{
+	return alloc_plain(ctx, addr, size, false);
+}
+
+/* ---- blocks of pools */
+
+CUresult sg_block_new(struct CUmemPoolHandle_st *pool, int device, uint64_t full, const uint8_t *access, uint64_t *addr)
+{
+	struct mapping like = {.pool = pool};
+	memcpy(like.access, access, sizeof like.access);
+	return new_plain(device, full, full, &like, addr);
+}
+
+static struct mapping *block_at(uint64_t addr)
+{
+	struct mapping *m = map_holding(addr);
+	return m && m->base == addr && m->pool ? m : NULL;
+}
+
+struct CUmemPoolHandle_st *sg_block_pool(uint64_t addr)
+{
+	struct mapping *m = block_at(addr);
+	return m ? m->pool : NULL;
+}
+
+bool sg_block_access(uint64_t addr, size_t asked, const uint8_t *access)
+{
+	struct mapping *m = block_at(addr);
+	m->asked = asked;
+	memcpy(m->access, access, sizeof m->access);
+	return mprotect(pointer(m->base), m->size, host_protection(m)) == 0;
 }
 
 static void free_plain(struct mapping *m)
@@ -386,11 +435,16 @@ static void free_plain(struct mapping *m)
 	remove_mapping(m);
 }
 
+void sg_block_drop(uint64_t addr)
+{
+	free_plain(block_at(addr));
+}
+
 CUresult sg_mem_free(uint64_t addr, struct CUctx_st **owner, bool only_look)
 {
 	pthread_rwlock_wrlock(&sg_mem_lock);
 	struct mapping *m = map_holding(addr);
-	CUresult r = m && m->base == addr && !m->handle ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	CUresult r = m && m->base == addr && !m->handle && !m->pool ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	if (!r && owner)
 		*owner = m->ctx;
 	if (!r && !only_look)
@@ -422,6 +476,41 @@ CUresult cuMemAlloc_v2(CUdeviceptr *ptr, size_t size)
 	return r;
 }
 
+CUresult cuMemAllocPitch_v2(CUdeviceptr *ptr, size_t *pitch, size_t width, size_t height, unsigned int element)
+{
+	GATE(cuMemAllocPitch_v2, NEED_CTX);
+	enum { PITCH = 512 };
+	uint64_t addr = 0;
+	if (!ptr || !pitch || !width || !height || (element != 4 && element != 8 && element != 16))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (width > sg_config.mem_bytes || height > sg_config.mem_bytes / width)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult r = sg_capture_unsafe();
+	size_t row = (width + PITCH - 1) / PITCH * PITCH;
+	if (!r)
+		r = sg_mem_alloc(sg_current(), &addr, row * height);
+	if (!r) {
+		*ptr = addr;
+		*pitch = row;
+	}
+	return r;
+}
+
+/* Does not move: it is memory of the device, which the host may touch as all of softgpu's. */
+CUresult cuMemAllocManaged(CUdeviceptr *ptr, size_t size, unsigned int flags)
+{
+	GATE(cuMemAllocManaged, NEED_CTX);
+	uint64_t addr = 0;
+	if (!ptr || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
+		return CUDA_ERROR_INVALID_VALUE;
+	CUresult r = sg_capture_unsafe();
+	if (!r)
+		r = alloc_plain(sg_current(), &addr, size, true);
+	if (!r)
+		*ptr = addr;
+	return r;
+}
+
 /* Waits for all work of the allocation's context first, as the driver does. */
 CUresult cuMemFree_v2(CUdeviceptr ptr)
 {
@@ -438,8 +527,9 @@ CUresult cuMemFree_v2(CUdeviceptr ptr)
 	if (r || !ptr)
 		return r;
 	r = sg_mem_free(ptr, &owner, true);
-	if (!r && owner)
-		r = sg_ctx_drain(owner);
+	if (r)
+		return sg_pool_free(ptr); /* or none of a pool's */
+	r = sg_ctx_drain(owner);
 	return r ? r : sg_mem_free(ptr, NULL, false);
 }
 
@@ -685,7 +775,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr ptr)
 	GATE(cuIpcGetMemHandle, NEED_CTX);
 	struct sg_range r;
 	pthread_rwlock_rdlock(&sg_mem_lock);
-	bool plain = sg_mem_find(ptr, &r) && r.mapped && r.plain;
+	bool plain = sg_mem_find(ptr, &r) && r.mapped && r.plain && !r.pool && !r.managed;
 	pthread_rwlock_unlock(&sg_mem_lock);
 	if (!handle || !plain)
 		return CUDA_ERROR_INVALID_VALUE;

@@ -24,7 +24,11 @@
 	X(cuStreamGetPriority) X(cuLaunchHostFunc) X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) \
 	X(cuEventRecordWithFlags) X(cuEventQuery) X(cuEventSynchronize) X(cuEventElapsedTime) \
 	X(cuStreamBeginCapture_v2) X(cuStreamEndCapture) X(cuStreamIsCapturing) X(cuThreadExchangeStreamCaptureMode) \
-	X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphDestroy) X(cuGraphExecDestroy)
+	X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphDestroy) X(cuGraphExecDestroy) \
+	X(cuMemAllocPitch_v2) X(cuMemAllocManaged) X(cuMemAllocAsync) X(cuMemAllocFromPoolAsync) X(cuMemFreeAsync) \
+	X(cuDeviceGetDefaultMemPool) X(cuDeviceGetMemPool) X(cuDeviceSetMemPool) X(cuMemPoolCreate) X(cuMemPoolDestroy) \
+	X(cuMemPoolTrimTo) X(cuMemPoolGetAttribute) X(cuMemPoolSetAttribute) X(cuMemPoolSetAccess) \
+	X(cuMemPoolGetAccess) X(cuDeviceGetGraphMemAttribute) X(cuDeviceGraphMemTrim)
 
 CUresult softgpu_runtime_call(const char *name);
 
@@ -342,6 +346,146 @@ cudaError_t cudaFree(void *ptr)
 	return done(d.cuMemFree_v2(addr(ptr)));
 }
 
+cudaError_t cudaMallocPitch(void **ptr, size_t *pitch, size_t width, size_t height)
+{
+	ENTER(enter_ctx, cudaMallocPitch);
+	CUdeviceptr p = 0;
+	if (!ptr || !pitch)
+		return done(CUDA_ERROR_INVALID_VALUE);
+	CUresult r = width && height ? d.cuMemAllocPitch_v2(&p, pitch, width, height, 4) : CUDA_SUCCESS;
+	if (!r)
+		*ptr = (void *)(uintptr_t)p;
+	return done(r);
+}
+
+cudaError_t cudaMallocManaged(void **ptr, size_t size, unsigned int flags)
+{
+	ENTER(enter_ctx, cudaMallocManaged);
+	CUdeviceptr p = 0;
+	if (!ptr)
+		return done(CUDA_ERROR_INVALID_VALUE);
+	CUresult r = d.cuMemAllocManaged(&p, size, flags);
+	if (!r)
+		*ptr = (void *)(uintptr_t)p;
+	return done(r);
+}
+
+/* ---- memory pools; no bytes are no memory, as with cudaMalloc */
+
+cudaError_t cudaMallocAsync(void **ptr, size_t size, cudaStream_t stream)
+{
+	ENTER(enter_ctx, cudaMallocAsync);
+	CUdeviceptr p = 0;
+	if (!ptr)
+		return done(CUDA_ERROR_INVALID_VALUE);
+	CUresult r = size ? d.cuMemAllocAsync(&p, size, stream) : CUDA_SUCCESS;
+	if (!r)
+		*ptr = (void *)(uintptr_t)p;
+	return done(r);
+}
+
+cudaError_t cudaMallocFromPoolAsync(void **ptr, size_t size, cudaMemPool_t pool, cudaStream_t stream)
+{
+	ENTER(enter_ctx, cudaMallocFromPoolAsync);
+	CUdeviceptr p = 0;
+	if (!ptr)
+		return done(CUDA_ERROR_INVALID_VALUE);
+	CUresult r = size ? d.cuMemAllocFromPoolAsync(&p, size, pool, stream) : CUDA_SUCCESS;
+	if (!r)
+		*ptr = (void *)(uintptr_t)p;
+	return done(r);
+}
+
+cudaError_t cudaFreeAsync(void *ptr, cudaStream_t stream)
+{
+	ENTER(enter_ctx, cudaFreeAsync);
+	return done(ptr ? d.cuMemFreeAsync(addr(ptr), stream) : CUDA_SUCCESS);
+}
+
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device)
+{
+	ENTER(enter_init, cudaDeviceGetDefaultMemPool);
+	return done(d.cuDeviceGetDefaultMemPool(pool, device));
+}
+
+cudaError_t cudaDeviceGetMemPool(cudaMemPool_t *pool, int device)
+{
+	ENTER(enter_init, cudaDeviceGetMemPool);
+	return done(d.cuDeviceGetMemPool(pool, device));
+}
+
+cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t pool)
+{
+	ENTER(enter_init, cudaDeviceSetMemPool);
+	return done(d.cuDeviceSetMemPool(device, pool));
+}
+
+/* The runtime's structs are the driver's under other names. */
+_Static_assert(sizeof(struct cudaMemPoolProps) == sizeof(CUmemPoolProps) &&
+		       sizeof(struct cudaMemAccessDesc) == sizeof(CUmemAccessDesc) &&
+		       sizeof(struct cudaMemLocation) == sizeof(CUmemLocation),
+	       "structs of memory pools");
+
+cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const struct cudaMemPoolProps *props)
+{
+	ENTER(enter_init, cudaMemPoolCreate);
+	return done(d.cuMemPoolCreate(pool, (const CUmemPoolProps *)props));
+}
+
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool)
+{
+	ENTER(enter_init, cudaMemPoolDestroy);
+	return done(d.cuMemPoolDestroy(pool));
+}
+
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep)
+{
+	ENTER(enter_init, cudaMemPoolTrimTo);
+	return done(d.cuMemPoolTrimTo(pool, keep));
+}
+
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attr, void *value)
+{
+	ENTER(enter_init, cudaMemPoolGetAttribute);
+	return done(d.cuMemPoolGetAttribute(pool, (CUmemPool_attribute)attr, value));
+}
+
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attr, void *value)
+{
+	ENTER(enter_init, cudaMemPoolSetAttribute);
+	return done(d.cuMemPoolSetAttribute(pool, (CUmemPool_attribute)attr, value));
+}
+
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const struct cudaMemAccessDesc *desc, size_t count)
+{
+	ENTER(enter_init, cudaMemPoolSetAccess);
+	return done(d.cuMemPoolSetAccess(pool, (const CUmemAccessDesc *)desc, count));
+}
+
+cudaError_t cudaMemPoolGetAccess(enum cudaMemAccessFlags *flags, cudaMemPool_t pool, struct cudaMemLocation *location)
+{
+	ENTER(enter_init, cudaMemPoolGetAccess);
+	CUmemAccess_flags f = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+	CUresult r = flags ? d.cuMemPoolGetAccess(&f, pool, (CUmemLocation *)location) : CUDA_ERROR_INVALID_VALUE;
+	if (!r)
+		*flags = (enum cudaMemAccessFlags)f;
+	return done(r);
+}
+
+cudaError_t cudaDeviceGetGraphMemAttribute(int device, enum cudaGraphMemAttributeType attr, void *value)
+{
+	ENTER(enter_init, cudaDeviceGetGraphMemAttribute);
+	return done(d.cuDeviceGetGraphMemAttribute(device, (CUgraphMem_attribute)attr, value));
+}
+
+cudaError_t cudaDeviceGraphMemTrim(int device)
+{
+	ENTER(enter_init, cudaDeviceGraphMemTrim);
+	return done(d.cuDeviceGraphMemTrim(device));
+}
+
+/* ---- host memory and pointers */
+
 cudaError_t cudaMallocHost(void **ptr, size_t size)
 {
 	ENTER(enter_ctx, cudaMallocHost);
@@ -391,17 +535,18 @@ cudaError_t cudaHostGetDevicePointer(void **device, void *ptr, unsigned int flag
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void *ptr)
 {
 	ENTER(enter_ctx, cudaPointerGetAttributes);
-	unsigned type = 0;
+	unsigned type = 0, managed = 0;
 	CUdeviceptr dev = 0;
 	CUpointer_attribute names[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-				       CU_POINTER_ATTRIBUTE_DEVICE_POINTER, CU_POINTER_ATTRIBUTE_HOST_POINTER};
+				       CU_POINTER_ATTRIBUTE_DEVICE_POINTER, CU_POINTER_ATTRIBUTE_HOST_POINTER,
+				       CU_POINTER_ATTRIBUTE_IS_MANAGED};
 	if (!a)
 		return done(CUDA_ERROR_INVALID_VALUE);
-	void *data[] = {&type, &a->device, &dev, &a->hostPointer};
-	CUresult r = d.cuPointerGetAttributes(4, names, data, addr(ptr));
+	void *data[] = {&type, &a->device, &dev, &a->hostPointer, &managed};
+	CUresult r = d.cuPointerGetAttributes(5, names, data, addr(ptr));
 	if (r)
 		return done(r);
-	a->type = (enum cudaMemoryType)type; /* the numbers agree; 0 is "unregistered" */
+	a->type = managed ? cudaMemoryTypeManaged : (enum cudaMemoryType)type; /* the numbers agree; 0 is "unregistered" */
 	a->devicePointer = (void *)(uintptr_t)dev;
 	if (!type)
 		a->hostPointer = (void *)(uintptr_t)ptr;

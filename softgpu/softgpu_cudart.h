@@ -89,6 +89,7 @@ typedef CUgraph cudaGraph_t;
 typedef CUgraphExec cudaGraphExec_t;
 typedef CUhostFn cudaHostFn_t;
 typedef CUipcMemHandle cudaIpcMemHandle_t;
+typedef CUmemoryPool cudaMemPool_t;
 
 enum cudaMemcpyKind {
 	cudaMemcpyHostToHost = 0,
@@ -112,6 +113,68 @@ struct cudaPointerAttributes {
 	void *devicePointer;
 	void *hostPointer;
 };
+
+enum cudaMemAllocationType {
+	cudaMemAllocationTypeInvalid = 0,
+	cudaMemAllocationTypePinned = 1
+};
+
+enum cudaMemAllocationHandleType {
+	cudaMemHandleTypeNone = 0
+};
+
+enum cudaMemLocationType {
+	cudaMemLocationTypeInvalid = 0,
+	cudaMemLocationTypeDevice = 1
+};
+
+struct cudaMemLocation {
+	enum cudaMemLocationType type;
+	int id;
+};
+
+enum cudaMemAccessFlags {
+	cudaMemAccessFlagsProtNone = 0,
+	cudaMemAccessFlagsProtRead = 1,
+	cudaMemAccessFlagsProtReadWrite = 3
+};
+
+struct cudaMemAccessDesc {
+	struct cudaMemLocation location;
+	enum cudaMemAccessFlags flags;
+};
+
+struct cudaMemPoolProps {
+	enum cudaMemAllocationType allocType;
+	enum cudaMemAllocationHandleType handleTypes;
+	struct cudaMemLocation location;
+	void *win32SecurityAttributes;
+	size_t maxSize;
+	unsigned short usage;
+	unsigned char reserved[54];
+};
+
+/* Numbers are those of the driver. */
+enum cudaMemPoolAttr {
+	cudaMemPoolReuseFollowEventDependencies = 1,
+	cudaMemPoolReuseAllowOpportunistic = 2,
+	cudaMemPoolReuseAllowInternalDependencies = 3,
+	cudaMemPoolAttrReleaseThreshold = 4,
+	cudaMemPoolAttrReservedMemCurrent = 5,
+	cudaMemPoolAttrReservedMemHigh = 6,
+	cudaMemPoolAttrUsedMemCurrent = 7,
+	cudaMemPoolAttrUsedMemHigh = 8
+};
+
+enum cudaGraphMemAttributeType {
+	cudaGraphMemAttrUsedMemCurrent = 0,
+	cudaGraphMemAttrUsedMemHigh = 1,
+	cudaGraphMemAttrReservedMemCurrent = 2,
+	cudaGraphMemAttrReservedMemHigh = 3
+};
+
+#define cudaMemAttachGlobal 1
+#define cudaMemAttachHost 2
 
 enum cudaStreamCaptureStatus {
 	cudaStreamCaptureStatusNone = 0,
@@ -174,7 +237,24 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total);
 cudaError_t cudaMalloc(void **ptr, size_t size);
+cudaError_t cudaMallocPitch(void **ptr, size_t *pitch, size_t width, size_t height);
+cudaError_t cudaMallocManaged(void **ptr, size_t size, unsigned int flags);
 cudaError_t cudaFree(void *ptr);
+cudaError_t cudaMallocAsync(void **ptr, size_t size, cudaStream_t stream);
+cudaError_t cudaMallocFromPoolAsync(void **ptr, size_t size, cudaMemPool_t pool, cudaStream_t stream);
+cudaError_t cudaFreeAsync(void *ptr, cudaStream_t stream);
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device);
+cudaError_t cudaDeviceGetMemPool(cudaMemPool_t *pool, int device);
+cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t pool);
+cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const struct cudaMemPoolProps *props);
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool);
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep);
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attr, void *value);
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attr, void *value);
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const struct cudaMemAccessDesc *desc, size_t count);
+cudaError_t cudaMemPoolGetAccess(enum cudaMemAccessFlags *flags, cudaMemPool_t pool, struct cudaMemLocation *location);
+cudaError_t cudaDeviceGetGraphMemAttribute(int device, enum cudaGraphMemAttributeType attr, void *value);
+cudaError_t cudaDeviceGraphMemTrim(int device);
 cudaError_t cudaMallocHost(void **ptr, size_t size);
 cudaError_t cudaHostAlloc(void **ptr, size_t size, unsigned int flags);
 cudaError_t cudaFreeHost(void *ptr);

@@ -421,6 +421,9 @@ void sg_work_run(struct CUctx_st *ctx, const struct sg_work *work)
 	case OP_GRAPH:
 		sg_graph_run(ctx, work->graph);
 		break;
+	case OP_FREE:
+		sg_pool_freed(work->freed);
+		break;
 	}
 }
 
@@ -433,6 +436,19 @@ void sg_work_free(struct sg_work *work)
 	if (work->kind == OP_GRAPH)
 		sg_graph_unref(work->graph);
 	work->kind = OP_NOTHING;
+}
+
+CUresult sg_stream_device(CUstream handle, int *device)
+{
+	struct CUstream_st *s;
+	pthread_mutex_lock(&sg_queue_lock);
+	CUresult r = sg_stream_of(sg_current(), handle, &s);
+	if (!r && s->capture)
+		r = CUDA_ERROR_NOT_SUPPORTED;
+	if (!r)
+		*device = s->ctx->device;
+	pthread_mutex_unlock(&sg_queue_lock);
+	return r;
 }
 
 static CUresult submit_locked(CUstream handle, struct sg_work *work, int flags, struct CUctx_st **ran_on, bool *taken)
@@ -549,6 +565,8 @@ CUresult cuStreamSynchronize(CUstream stream)
 			wait_for(op_ref(s->last));
 	}
 	pthread_mutex_unlock(&sg_queue_lock);
+	if (!r)
+		sg_pool_synchronized(ctx);
 	return r ? r : (CUresult)atomic_load(&ctx->sticky);
 }
 
@@ -777,7 +795,10 @@ CUresult cuEventQuery(CUevent event)
 CUresult cuEventSynchronize(CUevent event)
 {
 	GATE(cuEventSynchronize, NEED_CTX);
-	return event_sync(event, true);
+	CUresult r = event_sync(event, true);
+	if (!r)
+		sg_pool_synchronized(sg_current());
+	return r;
 }
 
 static CUresult elapsed(float *ms, CUevent start, CUevent end)

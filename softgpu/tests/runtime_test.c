@@ -273,3 +273,55 @@ TEST(a_preloaded_hook_sees_the_applications_calls_and_no_others,
 	CHECK(hear(p.from) == 'k');
 	waitpid(p.pid, NULL, 0);
 }
+
+TEST(memory_pools_by_the_runtime)
+{
+	size_t before, now, total;
+	void *p = NULL, *q = NULL;
+	cudaMemPool_t pool, mine;
+	cudaStream_t s;
+	uint64_t n = 0;
+	struct cudaMemPoolProps props = {.allocType = cudaMemAllocationTypePinned, .location = {cudaMemLocationTypeDevice, 0}};
+	enum cudaMemAccessFlags flags;
+	struct cudaPointerAttributes a;
+	OK(cudaStreamCreate(&s));
+	OK(cudaMemGetInfo(&before, &total));
+	OK(cudaMallocAsync(&p, 0, s));
+	CHECK(p == NULL);
+	OK(cudaFreeAsync(NULL, s));
+	OK(cudaMallocAsync(&p, 1000, s));
+	OK(cudaDeviceGetDefaultMemPool(&pool, 0));
+	OK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &n));
+	CHECK(n > 0);
+	OK(cudaMemsetAsync(p, 1, 1000, s));
+	OK(cudaFreeAsync(p, s));
+	OK(cudaMemPoolCreate(&mine, &props));
+	OK(cudaMallocFromPoolAsync(&q, 1000, mine, s));
+	OK(cudaMemPoolGetAccess(&flags, mine, &props.location));
+	CHECK(flags == cudaMemAccessFlagsProtReadWrite);
+	n = ~0ull;
+	OK(cudaMemPoolSetAttribute(mine, cudaMemPoolAttrReleaseThreshold, &n));
+	OK(cudaFreeAsync(q, s));
+	OK(cudaDeviceSynchronize());
+	OK(cudaMemGetInfo(&now, &total));
+	CHECK(now < before); /* the threshold keeps it */
+	OK(cudaMemPoolTrimTo(mine, 0));
+	OK(cudaMemGetInfo(&now, &total));
+	CHECK(now == before);
+	OK(cudaDeviceSetMemPool(0, mine));
+	OK(cudaDeviceGetMemPool(&pool, 0));
+	CHECK(pool == mine);
+	OK(cudaMemPoolDestroy(mine));
+	OK(cudaDeviceGetGraphMemAttribute(0, cudaGraphMemAttrReservedMemCurrent, &n));
+	OK(cudaDeviceGraphMemTrim(0));
+	CHECK(n == 0);
+
+	OK(cudaMallocManaged(&p, 5000, cudaMemAttachGlobal));
+	OK(cudaPointerGetAttributes(&a, p));
+	CHECK(a.type == cudaMemoryTypeManaged && a.devicePointer == p && a.hostPointer == p);
+	OK(cudaFree(p));
+	size_t pitch = 0;
+	OK(cudaMallocPitch(&p, &pitch, 100, 7));
+	CHECK(pitch >= 100);
+	OK(cudaFree(p));
+}
