@@ -1,6 +1,8 @@
 /* Kernels that PTX images get by the name of their .entry: PTX itself is not run, so each has its twin in C here. */
 #include "internal.h"
 
+#include <string.h>
+
 #include "../internal/device/cuda/fingerprint.h"
 
 /* softgpu_selftest_fill(uint32_t *dst, uint32_t value, uint32_t count): for softgpu's own tests */
@@ -17,8 +19,12 @@ SOFTGPU_KERNEL(ebb_fingerprint, sizeof(struct ebb_fp_key), sizeof(uint64_t), siz
 {
 	const struct ebb_fp_tile *tiles = (const struct ebb_fp_tile *)(uintptr_t)softgpu_arg(params, 1, uint64_t);
 	struct ebb_fp_part *parts = (struct ebb_fp_part *)(uintptr_t)softgpu_arg(params, 2, uint64_t);
-	for (uint32_t i = 0; i < cfg->grid[0]; i++)
-		ebb_fp_tile_part(params[0], (const void *)(uintptr_t)tiles[i].address, tiles[i].bytes, &parts[i]);
+	for (uint32_t i = 0; i < cfg->grid[0]; i++) {
+		const void *tile = (const void *)(uintptr_t)tiles[i].address;
+		if (tiles[i].to)
+			tile = memcpy((void *)(uintptr_t)tiles[i].to, tile, tiles[i].bytes);
+		ebb_fp_tile_part(params[0], tile, tiles[i].bytes, &parts[i]);
+	}
 }
 
 #define BUILTIN(name) {#name, name, SOFTGPU_PARAMS(name)}

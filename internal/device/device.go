@@ -96,13 +96,18 @@ type Driver interface {
 // Span is one block to hash: device memory, or pinned host memory at the address that kernels see it at.
 // Bytes is not 0. Addr is a multiple of 16, and up to the next multiple of 16 behind its end the memory must be readable;
 // what is there does not matter.
+//
+// If To is not 0, it is a multiple of 16 too, and the kernel also copies the block there. The fingerprint is then
+// that of the bytes that it wrote, whoever changes the block meanwhile. To pinned memory this is as fast as a copy, while
+// hashing a copy after it was made takes the link's time once more.
 type Span struct {
 	Addr  mem.Addr
+	To    mem.Addr
 	Bytes uint64
 }
 
 // Hasher hashes blocks on GPUs, one launch at a time. It owns the pinned memory that launches
-// need, 48 bytes a tile, so that a launch allocates nothing. Hashers do not disturb one another:
+// need, 64 bytes a tile, so that a launch allocates nothing. Hashers do not disturb one another:
 // each worker has its own, and two of them let the CPU fold the results of one launch while the GPU
 // is at the next. It works in any context of the driver, from any thread, but not from two at once.
 type Hasher interface {

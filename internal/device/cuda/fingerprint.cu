@@ -36,12 +36,24 @@ static __device__ __forceinline__ uint4 head(uint4 m, int n)
 	return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
+/* Writes the first n bytes of a chunk, 0 < n < 16. */
+static __device__ void store_head(uint4 *to, uint4 m, int n)
+{
+	const uint32_t w[4] = {m.x, m.y, m.z, m.w};
+#pragma unroll
+	for (int i = 0; i < EBB_FP_CHUNK_BYTES; i++)
+		if (i < n)
+			((unsigned char *)to)[i] = (unsigned char)(w[i / 4] >> 8 * (i % 4));
+}
+
 extern "C" __global__ void __launch_bounds__(EBB_FP_COLUMNS, 4)
 	ebb_fingerprint(const ebb_fp_key key, const ulonglong2 *tiles, ebb_fp_part *parts)
 {
-	const ulonglong2 tile = tiles[blockIdx.x]; /* a struct ebb_fp_tile, in one load */
-	const uint4 *at = (const uint4 *)tile.x + threadIdx.x;
-	const int bytes = (int)tile.y;
+	const ulonglong2 where = tiles[2 * blockIdx.x]; /* a struct ebb_fp_tile, in two loads */
+	const int bytes = (int)tiles[2 * blockIdx.x + 1].x;
+	const bool copy = where.y != 0;
+	const uint4 *from = (const uint4 *)where.x + threadIdx.x;
+	uint4 *to = (uint4 *)where.y + threadIdx.x;
 	column c = {};
 
 	int row = 0;
@@ -49,19 +61,29 @@ extern "C" __global__ void __launch_bounds__(EBB_FP_COLUMNS, 4)
 		uint4 m[BATCH];
 #pragma unroll
 		for (int i = 0; i < BATCH; i++)
-			m[i] = __ldcs(at + i * EBB_FP_COLUMNS);
-		at += BATCH * EBB_FP_COLUMNS;
+			m[i] = __ldcs(from + i * EBB_FP_COLUMNS);
+		if (copy)
+#pragma unroll
+			for (int i = 0; i < BATCH; i++)
+				__stcs(to + i * EBB_FP_COLUMNS, m[i]);
+		from += BATCH * EBB_FP_COLUMNS;
+		to += BATCH * EBB_FP_COLUMNS;
 #pragma unroll
 		for (int i = 0; i < BATCH; i++)
 			absorb(c, m[i], key.words + (row + i) * EBB_FP_CHUNK_WORDS);
 	}
-	for (; row * EBB_FP_ROW_BYTES < bytes; row++, at += EBB_FP_COLUMNS) {
+	for (; row * EBB_FP_ROW_BYTES < bytes; row++, from += EBB_FP_COLUMNS, to += EBB_FP_COLUMNS) {
 		const int left = bytes - row * EBB_FP_ROW_BYTES - (int)threadIdx.x * EBB_FP_CHUNK_BYTES;
 		uint4 m = make_uint4(0, 0, 0, 0);
-		if (left > 0)
-			m = __ldcs(at);
-		if (left > 0 && left < EBB_FP_CHUNK_BYTES)
-			m = head(m, left);
+		if (left >= EBB_FP_CHUNK_BYTES) {
+			m = __ldcs(from);
+			if (copy)
+				__stcs(to, m);
+		} else if (left > 0) {
+			m = head(__ldcs(from), left);
+			if (copy)
+				store_head(to, m, left);
+		}
 		absorb(c, m, key.words + row * EBB_FP_CHUNK_WORDS);
 	}
 

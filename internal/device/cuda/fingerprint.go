@@ -122,8 +122,9 @@ func (h *hasher) Launch(spans []device.Span, s device.Stream) (int, error) {
 	}
 	used := 0
 	for _, span := range spans {
-		if span.Bytes == 0 || span.Addr%C.EBB_FP_CHUNK_BYTES != 0 {
-			return 0, fmt.Errorf("hash %d bytes at %v: a block is not empty and begins at a multiple of %d", span.Bytes, span.Addr, C.EBB_FP_CHUNK_BYTES)
+		if span.Bytes == 0 || (span.Addr|span.To)%C.EBB_FP_CHUNK_BYTES != 0 {
+			return 0, fmt.Errorf("hash %d bytes at %v, copy to %v: a block is not empty and begins at a multiple of %d",
+				span.Bytes, span.Addr, span.To, C.EBB_FP_CHUNK_BYTES)
 		}
 		need := fingerprint.Tiles(span.Bytes)
 		if need > len(h.tiles)-used {
@@ -131,10 +132,14 @@ func (h *hasher) Launch(spans []device.Span, s device.Stream) (int, error) {
 		}
 		h.blocks = append(h.blocks, hashed{bytes: span.Bytes, parts: used})
 		for at := uint64(0); at < span.Bytes; at += fingerprint.TileBytes {
-			h.tiles[used] = C.struct_ebb_fp_tile{
+			tile := C.struct_ebb_fp_tile{
 				address: C.uint64_t(uint64(span.Addr) + at),
 				bytes:   C.uint64_t(min(span.Bytes-at, fingerprint.TileBytes)),
 			}
+			if span.To != 0 {
+				tile.to = C.uint64_t(uint64(span.To) + at)
+			}
+			h.tiles[used] = tile
 			used++
 		}
 	}

@@ -34,9 +34,11 @@ struct ebb_fp_key {
 	uint64_t points[2];
 };
 
-/* One tile for the kernel: up to EBB_FP_TILE_BYTES at a multiple of 16. */
+/* One tile for the kernel: up to EBB_FP_TILE_BYTES at a multiple of 16. If to is not 0, another multiple of 16, the bytes
+ * are copied there too, and those written there are the ones that are hashed. */
 struct ebb_fp_tile {
-	uint64_t address, bytes;
+	uint64_t address, to;
+	uint64_t bytes, unused;
 };
 
 struct ebb_fp_part {

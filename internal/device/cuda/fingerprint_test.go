@@ -162,6 +162,46 @@ func TestFingerprintsAreWhatIsDefined(t *testing.T) {
 	}
 }
 
+// On the way to another place a block has the same fingerprint, and arrives there: not a byte more.
+func TestBlocksAreHashedOnTheirWay(t *testing.T) {
+	d := open(t)
+	onDevice(t, d, 0)
+	r, k, s := random(t), newKey(t), newStream(t, d)
+	h := newHasher(t, d, k, 32)
+	const room = 4*mib + granularity
+	staging, stagingAddr := pinned(t, d, room)
+	host, _ := pinned(t, d, room)
+	from, to := deviceMemory(t, d, 0, room), deviceMemory(t, d, 0, room)
+	blank := bytes.Repeat([]byte{0xee}, room)
+	for _, n := range lengths {
+		if n > 4*mib+1 {
+			continue
+		}
+		p := randomBytes(r, room)
+		want, _ := k.Of(p[:n])
+		arrived := bytes.Clone(blank)
+		copy(arrived[row:], p[:n])
+		upload(t, d, s, from, p)
+		for name, there := range map[string]mem.Addr{"pinned memory": stagingAddr, "device memory": to} {
+			copy(staging, blank)
+			copy(host, blank)
+			upload(t, d, s, to, host)
+			if got, _ := hashOne(t, d, h, s, device.Span{Addr: from, To: there + row, Bytes: uint64(n)}); got != want {
+				t.Errorf("%d bytes to %s: %x, want %x", n, name, got, want)
+			}
+			got := staging
+			if there == to {
+				must(t, d.CopyToHost(unsafe.Pointer(&host[0]), to, room, s))
+				must(t, d.StreamSynchronize(s))
+				got = host
+			}
+			if !bytes.Equal(got, arrived) {
+				t.Errorf("%d bytes to %s: other bytes arrived", n, name)
+			}
+		}
+	}
+}
+
 // A block is zero only if all of its bytes are, and what lies behind it does not count.
 func TestZeroBlocksAreFoundExactly(t *testing.T) {
 	d := open(t)
@@ -390,7 +430,7 @@ func TestBlocksThatCannotBeHashedAreRefused(t *testing.T) {
 	if n, err := h.Launch([]device.Span{{Addr: addr, Bytes: 2*tile + 1}}, s); n != 0 || !errors.As(err, &room) || *room != (device.HasherRoomError{Bytes: 2*tile + 1, Tiles: 2}) {
 		t.Errorf("three tiles where two have room: %d, %v", n, err)
 	}
-	for _, span := range []device.Span{{Addr: addr}, {Addr: addr + 8, Bytes: 16}} {
+	for _, span := range []device.Span{{Addr: addr}, {Addr: addr + 8, Bytes: 16}, {Addr: addr, To: addr + 17, Bytes: 1}} {
 		if n, err := h.Launch([]device.Span{{Addr: addr, Bytes: 1}, span}, s); n != 0 || err == nil {
 			t.Errorf("%+v: %d, %v", span, n, err)
 		}
