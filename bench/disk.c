@@ -147,7 +147,7 @@ static bool worker(int thread, void *arg)
 	}
 }
 
-bool disk_run(const char *what, size_t bytes, double *begin, double *end, double *cpu, size_t *moved)
+bool disk_run(const char *what, size_t bytes, int workers, double *begin, double *end, double *cpu, size_t *moved)
 {
 	struct transfer t = {.all_write = strcmp(what, "fresh") == 0 || strcmp(what, "write") == 0,
 			     .mixed = strcmp(what, "mixed") == 0};
@@ -157,7 +157,9 @@ bool disk_run(const char *what, size_t bytes, double *begin, double *end, double
 		return fail("unknown transfer %s", what);
 	if (disk.jobs == NULL || (!fresh && disk.fds[0] < 0))
 		return fail("there are no files yet to %s", what);
-	if (t.mixed && disk.setup.workers < 2)
+	if (workers < 1 || workers > disk.setup.workers)
+		return fail("%d workers were not asked for", workers);
+	if (t.mixed && workers < 2)
 		return fail("reads and writes at the same time need two workers");
 	if (fresh)
 		close_files(); /* giving back the room of the old ones is not part of it */
@@ -167,7 +169,7 @@ bool disk_run(const char *what, size_t bytes, double *begin, double *end, double
 		return false;
 	for (size_t sum = 0; t.njobs < disk.njobs && (bytes == 0 || sum < bytes); t.njobs++)
 		sum += disk.jobs[t.njobs].bytes;
-	bool ok = on_threads(disk.setup.workers, worker, &t);
+	bool ok = on_threads(workers, worker, &t);
 	*end = now();
 	*cpu = cpu_seconds() - *cpu;
 	*moved = t.moved;

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -318,12 +319,12 @@ static bool do_disk_open(const struct arguments *a)
 static bool do_disk(const struct arguments *a)
 {
 	const char *op;
-	uint64_t bytes;
+	uint64_t bytes, workers;
 	double begin, end, cpu;
 	size_t moved;
 
-	if (!need_text(a, "op", &op) || !need_number(a, "bytes", &bytes) ||
-	    !disk_run(op, bytes, &begin, &end, &cpu, &moved))
+	if (!need_text(a, "op", &op) || !need_number(a, "bytes", &bytes) || !need_number(a, "workers", &workers) ||
+	    !disk_run(op, bytes, (int)workers, &begin, &end, &cpu, &moved))
 		return false;
 	reply("ok begin=%.9f end=%.9f cpu=%.6f bytes=%zu\n", begin, end, cpu, moved);
 	return true;
@@ -451,6 +452,8 @@ int main(int argc, char **argv)
 	if (atexit(remove_own) != 0)
 		return 1;
 	fcntl(REPLIES, F_SETFD, FD_CLOEXEC);
+	/* Where nobody reads the answers any more, the input ends too, and then the process. */
+	signal(SIGPIPE, SIG_IGN);
 	saver_open();
 	while (getline(&line, &room, stdin) > 0) {
 		if (!obey(line)) {

@@ -112,12 +112,12 @@ struct disk_setup {
 	const char *const *dirs;
 	int ndirs;
 	size_t bytes, files, block;
-	int workers;
+	int workers; /* at most */
 };
 bool disk_open(const struct disk_setup *setup);
 /* what: fresh (new files, preallocated, written), write (in place), read, mixed (one half is written
  * while the other is read). bytes 0: all. */
-bool disk_run(const char *what, size_t bytes, double *begin, double *end, double *cpu, size_t *moved);
+bool disk_run(const char *what, size_t bytes, int workers, double *begin, double *end, double *cpu, size_t *moved);
 void disk_close(void);
 
 /* ---- copies.c ---------------------------------------------------------------------------------- */

@@ -117,12 +117,12 @@ func benchVerb(ctx context.Context, o bench.Options, asJSON, asSVG string) error
 	showing := newProgress(os.Stderr)
 	o.Progress = showing.say
 
-	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
+	ctx, stop := untilSignal(ctx)
 	report, err := bench.Run(ctx, o)
+	stop()
 	showing.end()
 	if err != nil {
-		return benchFailed(ctx, err)
+		return benchFailed(err)
 	}
 	if asSVG != "" {
 		var drawing bytes.Buffer
@@ -149,14 +149,42 @@ func benchVerb(ctx context.Context, o bench.Options, asJSON, asSVG string) error
 	return nil
 }
 
+// signalError says that a signal ended the verb.
+type signalError syscall.Signal
+
+func (e signalError) Error() string {
+	return "ended by " + unix.SignalName(syscall.Signal(e)) + "; nothing is left behind"
+}
+
+// untilSignal is a context that the signals which end a program end; its cause is a signalError.
+func untilSignal(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	go func() {
+		select {
+		case s := <-signals:
+			if number, ok := s.(syscall.Signal); ok {
+				cancel(signalError(number))
+			}
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		cancel(nil)
+	}
+}
+
 // benchFailed gives an error of the package bench its status.
-func benchFailed(ctx context.Context, err error) error {
+func benchFailed(err error) error {
 	var own *launch.Error
 	var rank *bench.RankError
+	var ended signalError
 	switch {
-	case ctx.Err() != nil:
-		say("interrupted: nothing is left behind")
-		return statusError(128 + int(syscall.SIGINT))
+	case errors.As(err, &ended):
+		say(ended.Error())
+		return statusError(128 + int(ended))
 	case errors.As(err, &own):
 		return err
 	case errors.As(err, &rank):

@@ -219,12 +219,12 @@ func cmdFinish(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// await FILE... waits until the files are there.
+// await FILE... waits until there are files of these names, which may hold patterns.
 func cmdAwait(ts *testscript.TestScript, neg bool, args []string) {
 	for _, file := range args {
 		ts.Check(eventually(file, func() bool {
-			_, err := os.Stat(ts.MkAbs(file))
-			return (err == nil) != neg
+			found, err := filepath.Glob(ts.MkAbs(file))
+			return err == nil && (len(found) > 0) != neg
 		}))
 	}
 }

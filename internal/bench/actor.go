@@ -55,9 +55,30 @@ type actor struct {
 
 // shape is how ebb moves bytes: what raw arms do likewise.
 type shape struct {
-	workers int
-	block   uint64
-	files   int
+	writers, readers int // workers
+	block            uint64
+	files            int
+}
+
+// shapeOf is the shape that ebb tells. Where it found out how many workers are best, it uses that
+// many, and not all that it has.
+func shapeOf(st status) shape {
+	sh := shape{writers: st.Workers, readers: st.Workers, block: st.BlockBytes, files: max(st.Disk.Files, 1)}
+	for _, p := range st.Probes {
+		switch p.Operation {
+		case "pause":
+			sh.writers = p.Workers
+		case "resume":
+			sh.readers = p.Workers
+		}
+	}
+	if last := st.LastPause; last != nil && last.Workers > 0 {
+		sh.writers = last.Workers
+	}
+	if last := st.LastResume; last != nil && last.Workers > 0 {
+		sh.readers = last.Workers
+	}
+	return sh
 }
 
 // actorOptions say what an actor is.
@@ -150,7 +171,7 @@ func (a *actor) operate(verb string) (operation, error) {
 	if last != nil {
 		o.out = *last
 	}
-	a.shape = shape{workers: st.Workers, block: st.BlockBytes, files: max(st.Disk.Files, 1)}
+	a.shape = shapeOf(st)
 	return o, nil
 }
 

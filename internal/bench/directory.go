@@ -41,8 +41,8 @@ func checkDirectory(dir string) (Disk, error) {
 	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
 		return Disk{}, launch.Usagef("disk directory %s is not writable: %w; %s", dir, err, remedy)
 	}
-	if strings.ContainsAny(dir, ",\n") {
-		return Disk{}, launch.Usagef("disk directory %q has a comma or a line break in its name: %s", dir, remedy)
+	if strings.ContainsAny(dir, ":\n") {
+		return Disk{}, launch.Usagef("disk directory %q has a colon or a line break in its name: %s", dir, remedy)
 	}
 	on, err := launch.FileSystemOf(dir)
 	switch {

@@ -8,9 +8,10 @@ import (
 	"sync"
 )
 
-// learn makes one small actor, for the shape of ebb's transfers and the name of the device.
+// learn makes one actor, for the shape of ebb's transfers and the name of the device.
 func (s *session) learn() error {
-	o := actorOptions{backup: "disk", bytes: 8 * unit, pieces: 1}
+	s.o.Progress("finding out how ebb moves bytes here")
+	o := actorOptions{backup: "disk", bytes: s.bytes, pieces: piecesOf(s.bytes)}
 	if len(s.folders) == 0 {
 		o.backup = "cpu"
 	}
@@ -26,16 +27,20 @@ func (s *session) learn() error {
 		return err
 	}
 	s.report.Machine.Device = st.Device
-	s.report.Setup.Workers, s.report.Setup.Block = st.Workers, st.BlockBytes
+	s.noteShape(shapeOf(st))
 	return s.endActors(a)
 }
 
 // learned is the shape of an actor of ebb that has not been paused yet.
 func (s *session) learned(pieces uint64) shape {
-	return shape{workers: s.report.Setup.Workers, block: s.report.Setup.Block, files: int(pieces)}
+	return shape{writers: s.report.Setup.Writers, readers: s.report.Setup.Readers, block: s.report.Setup.Block, files: int(pieces)}
 }
 
-// otherwise is what is said of a library that is not ebb.
+func (s *session) noteShape(sh shape) {
+	s.report.Setup.Writers, s.report.Setup.Readers, s.report.Setup.Block = sh.writers, sh.readers, sh.block
+}
+
+// versus adds the ratios of ebb's rates to those of the other library, if there is one.
 func (s *session) versus(row, what string, actors []*actor, of func(*actor) operations) {
 	for _, other := range actors[1:] {
 		s.add(ratio(row, "ebb", fmt.Sprintf("%s, ebb / %s", what, other.lib.name),
@@ -94,11 +99,11 @@ func (s *session) cycles() error {
 // checkShare is the part of the time that went into checks, as ebb says.
 func checkShare(verb string, of operations) Figure {
 	what := "time in checks / time of the " + verb
-	if slices.ContainsFunc(of, func(o operation) bool { return o.out.CheckNanos == nil }) {
-		return missing("checks", "ebb", what, "ebb_status does not tell check_nanoseconds")
+	if slices.ContainsFunc(of, func(o operation) bool { return o.out.Checks == nil }) {
+		return missing("checks", "ebb", what, "ebb_status does not tell check_seconds")
 	}
 	return ratio("checks", "ebb", what,
-		of.series("checks", unitSeconds, func(o operation) float64 { return *o.out.CheckNanos / 1e9 }),
+		of.series("checks", unitSeconds, func(o operation) float64 { return *o.out.Checks }),
 		of.series(verb, unitSeconds, func(o operation) float64 { return o.out.Seconds }))
 }
 
@@ -638,7 +643,8 @@ func (s *session) sizes() error {
 	return err
 }
 
-// rawLimits: what the disk and the link do by themselves.
+// rawLimits: what the disk and the link do by themselves. Half and twice as many workers as ebb uses
+// show whether it uses the right number.
 func (s *session) rawLimits() error {
 	sh := s.learned(piecesOf(s.bytes))
 	raw, err := s.raw.writtenFiles(s.bytes, sh)
@@ -648,31 +654,46 @@ func (s *session) rawLimits() error {
 	if err := s.raw.openCopies(s.bytes); err != nil {
 		return err
 	}
-	var fresh, write, read, mixed, out, in operations
-	arms := []arm{
-		raw.arm("fresh", &fresh), raw.arm("write", &write), raw.arm("read", &read),
-		s.raw.copyArm("host", s.bytes, &out), s.raw.copyArm("device", s.bytes, &in),
+	type limit struct {
+		what string
+		arm  func(*operations) arm
+		of   operations
 	}
-	if sh.workers > 1 {
-		arms = append(arms, raw.arm("mixed", &mixed))
+	transfer := func(f rawFiles, what string) func(*operations) arm {
+		return func(notes *operations) arm { return f.arm(what, notes) }
+	}
+	copying := func(to string) func(*operations) arm {
+		return func(notes *operations) arm { return s.raw.copyArm(to, s.bytes, notes) }
+	}
+	limits := []*limit{
+		{what: "raw write in place", arm: transfer(raw, "write")},
+		{what: "raw write into fresh files", arm: transfer(raw, "fresh")},
+		{what: "raw read", arm: transfer(raw, "read")},
+		{what: "raw, half written while half is read", arm: transfer(raw, "mixed")},
+		{what: "copy from the device, pinned", arm: copying("host")},
+		{what: "copy to the device, pinned", arm: copying("device")},
+	}
+	for _, other := range []shape{{writers: sh.writers / 2, readers: sh.readers / 2}, {writers: 2 * sh.writers, readers: 2 * sh.readers}} {
+		if min(other.writers, other.readers) < 1 || max(other.writers, other.readers) > mostWorkers {
+			continue
+		}
+		f := rawFiles{raw.rank, other}
+		limits = append(limits,
+			&limit{what: fmt.Sprintf("raw write in place, %d workers", other.writers), arm: transfer(f, "write")},
+			&limit{what: fmt.Sprintf("raw read, %d workers", other.readers), arm: transfer(f, "read")})
 	}
 	for round := range s.o.Rounds {
 		s.say(round)
+		var arms []arm
+		for _, l := range limits {
+			arms = append(arms, l.arm(&l.of))
+		}
 		if err := s.inTurn(round, arms...); err != nil {
 			return err
 		}
 	}
-	for _, one := range []struct {
-		what string
-		of   operations
-	}{
-		{"raw write in place", write}, {"raw write into fresh files", fresh}, {"raw read", read},
-		{"raw, half written while half is read", mixed},
-		{"copy from the device, pinned", out}, {"copy to the device, pinned", in},
-	} {
-		if len(one.of) > 0 {
-			s.add(value("raw", "raw", one.what, unitRate, one.of.rates("").values))
-		}
+	for _, l := range limits {
+		s.add(value("raw", "raw", l.what, unitRate, l.of.rates("").values))
 	}
 	return errors.Join(raw.close(), s.raw.closeCopies())
 }

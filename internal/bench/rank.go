@@ -184,7 +184,11 @@ type status struct {
 	BlockBytes   uint64   `json:"block_bytes"`
 	LastPause    *outcome `json:"last_pause"`
 	LastResume   *outcome `json:"last_resume"`
-	Disk         struct {
+	Probes       []struct {
+		Operation string `json:"operation"` // pause or resume
+		Workers   int    `json:"workers"`
+	} `json:"probes"`
+	Disk struct {
 		Files  int  `json:"files"`
 		Direct bool `json:"direct_io"`
 	} `json:"disk"`
@@ -194,9 +198,10 @@ type outcome struct {
 	HostBytes   uint64   `json:"host_bytes"`
 	DiskBytes   uint64   `json:"disk_bytes"`
 	Seconds     float64  `json:"seconds"`
+	Workers     int      `json:"workers"`
 	SkippedZero *uint64  `json:"skipped_zero_bytes"`
 	SkippedSame *uint64  `json:"skipped_same_bytes"`
-	CheckNanos  *float64 `json:"check_nanoseconds"`
+	Checks      *float64 `json:"check_seconds"`
 }
 
 func (r *rank) status() (status, error) {

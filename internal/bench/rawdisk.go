@@ -4,13 +4,17 @@ import "fmt"
 
 // rawFiles are the files of a process that does nothing but read and write them.
 type rawFiles struct {
-	rank *rank
+	rank  *rank
+	shape shape
 }
+
+// mostWorkers is how many a raw process may use.
+const mostWorkers = 64
 
 // openFiles readies raw transfers of a process. No files are made yet.
 func (r *rank) openFiles(bytes uint64, sh shape) (rawFiles, error) {
-	_, err := r.call("disk_open bytes=%d files=%d block=%d workers=%d", bytes, sh.files, sh.block, sh.workers)
-	return rawFiles{r}, err
+	_, err := r.call("disk_open bytes=%d files=%d block=%d workers=%d", bytes, sh.files, sh.block, min(2*max(sh.writers, sh.readers), mostWorkers))
+	return rawFiles{r, sh}, err
 }
 
 // writtenFiles are raw files that have been written and read once.
@@ -24,9 +28,17 @@ func (r *rank) writtenFiles(bytes uint64, sh shape) (rawFiles, error) {
 	return f, err
 }
 
-// move carries out a transfer: fresh, write, read or mixed, of the first so many bytes (0: of all).
+// move carries out a transfer: fresh, write, read or mixed, of the first so many bytes (0: of all),
+// with as many workers as ebb uses for it.
 func (f rawFiles) move(what string, bytes uint64) (operation, error) {
-	v, err := f.rank.measure(fmt.Sprintf("disk op=%s bytes=%d", what, bytes), "begin", "end", "cpu", "bytes")
+	workers := f.shape.writers
+	switch what {
+	case "read":
+		workers = f.shape.readers
+	case "mixed":
+		workers = f.shape.writers + f.shape.readers
+	}
+	v, err := f.rank.measure(fmt.Sprintf("disk op=%s bytes=%d workers=%d", what, bytes, workers), "begin", "end", "cpu", "bytes")
 	if err != nil {
 		return operation{}, err
 	}

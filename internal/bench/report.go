@@ -39,8 +39,9 @@ type Setup struct {
 	Rounds  int    `json:"rounds"`
 	Ranks   int    `json:"ranks"`
 	ChunkMB int    `json:"chunk_mb"`
-	Workers int    `json:"workers"`     // of ebb, and of the raw arms
-	Block   uint64 `json:"block_bytes"` // likewise
+	Writers int    `json:"write_workers"` // of ebb, and of the raw arms
+	Readers int    `json:"read_workers"`
+	Block   uint64 `json:"block_bytes"`
 	Against string `json:"against,omitempty"`
 }
 

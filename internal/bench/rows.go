@@ -93,7 +93,7 @@ func init() {
 			return need{device: n(s) * sum, disk: n(s)*sum + s.bytes, processes: 1 + len(s.libs)*len(s.sizesOf())}
 		}, (*session).sizes},
 		{"raw limits", []string{"raw"}, func(s *session) need {
-			return need{disk: s.bytes, processes: 1}
+			return need{device: s.bytes, disk: s.bytes, processes: 2}
 		}, (*session).rawLimits},
 	}
 }

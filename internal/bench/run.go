@@ -218,10 +218,11 @@ func (s *session) settings(lib library, dirs []string) []string {
 	env := []string{fmt.Sprintf("TMS_DISK_BACKUP_CHUNK_MB=%d", s.o.ChunkMB)}
 	switch {
 	case len(dirs) == 0:
-	case lib.ebb:
-		env = append(env, "TMS_DISK_BACKUP_DIR="+strings.Join(dirs, ","))
 	default: // torch_memory_saver knows one directory
 		env = append(env, "TMS_DISK_BACKUP_DIR="+dirs[0])
+		if lib.ebb && len(dirs) > 1 {
+			env = append(env, "EBB_DISK_DIRS="+strings.Join(dirs, ":"))
+		}
 	}
 	return env
 }

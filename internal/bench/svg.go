@@ -14,7 +14,7 @@ import (
 // Geometry of the plot, in pixels.
 const (
 	plotWidth   = 920
-	plotHeight  = 430
+	plotHeight  = 440
 	panelWidth  = 380
 	panelHeight = 280
 	panelTop    = 84
@@ -61,7 +61,7 @@ func (r Report) caption() string {
 	for _, d := range r.Machine.Disks {
 		parts = append(parts, d.Dir+" ("+d.FileSystem+")")
 	}
-	parts = append(parts, fmt.Sprintf("random bytes, %d workers with blocks of %s", r.Setup.Workers, sizeText(r.Setup.Block)))
+	parts = append(parts, "random bytes, "+r.Setup.workers())
 	return strings.Join(parts, " · ")
 }
 
@@ -161,7 +161,7 @@ func (r Report) dots(b *strings.Builder, operation, library, class string, x, y 
 }
 
 func legend(b *strings.Builder, libraries []string) {
-	const y = plotHeight - 18
+	const y = plotHeight - 16
 	at := 64.0
 	line(b, "raw", at, y-4, at+28, y-4)
 	text(b, at+36, y, "", "start", "raw O_DIRECT")

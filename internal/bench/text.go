@@ -67,7 +67,7 @@ func (p printer) head(r Report) {
 	for _, d := range m.Disks {
 		p.wrapped(0, fmt.Sprintf("disk %s (%s on %s)", d.Dir, d.FileSystem, d.Mount))
 	}
-	text := fmt.Sprintf("%s, chunk of %d MiB, %d workers with blocks of %s", sizeText(s.Bytes), s.ChunkMB, s.Workers, sizeText(s.Block))
+	text := fmt.Sprintf("%s, chunk of %d MiB, %s", sizeText(s.Bytes), s.ChunkMB, s.workers())
 	if s.Against != "" {
 		text += "; against " + s.Against
 	}
@@ -75,6 +75,15 @@ func (p printer) head(r Report) {
 	coverage := summarize(make([]float64, s.Rounds)).Coverage
 	p.wrapped(0, fmt.Sprintf("medians of %d rounds, arms in turn; ratios are of the same round; [interval of order statistics, covers %.0f %%]",
 		s.Rounds, 100*coverage))
+}
+
+// workers says how bytes are moved.
+func (s Setup) workers() string {
+	count := fmt.Sprintf("%d workers", s.Writers)
+	if s.Readers != s.Writers {
+		count = fmt.Sprintf("%d writing and %d reading workers", s.Writers, s.Readers)
+	}
+	return count + " with blocks of " + sizeText(s.Block)
 }
 
 // table prints the figures that are ratios, or those that are not.
@@ -100,10 +109,10 @@ func (p printer) table(title string, figures []Figure, ratios bool) {
 		if p.bold {
 			number = "\x1b[1m" + number + "\x1b[0m"
 		}
-		line := fmt.Sprintf("%-12s%-*s%s  %s", name, whatWidth, what, number, spread(f))
+		line := fmt.Sprintf("%-12s%-*s%s%s", name, whatWidth, what, number, spread(f))
 		if utf8.RuneCountInString(what) > whatWidth {
 			fmt.Fprintf(p.w, "%-12s%s\n", name, what)
-			line = fmt.Sprintf("%-*s%s  %s", 12+whatWidth, "", number, spread(f))
+			line = fmt.Sprintf("%-*s%s%s", 12+whatWidth, "", number, spread(f))
 		}
 		fmt.Fprintln(p.w, line)
 		if len(f.Sides) == 2 {
@@ -121,7 +130,12 @@ func spread(f Figure) string {
 	if len(f.Values) < 2 {
 		return ""
 	}
-	return "[" + amount(f.Unit, f.Low) + ", " + amount(f.Unit, f.High) + "]"
+	low, high := amount(f.Unit, f.Low), amount(f.Unit, f.High)
+	// The unit stands beside the median already.
+	if end := " " + f.Unit; f.Unit != unitRatio && f.Unit != unitBytes {
+		low, high = strings.TrimSuffix(low, end), strings.TrimSuffix(high, end)
+	}
+	return "  [" + low + ", " + high + "]"
 }
 
 // wrapped prints text in lines that begin with so many blanks.
