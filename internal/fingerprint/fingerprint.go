@@ -10,11 +10,13 @@
 package fingerprint
 
 import (
-	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math/bits"
+
+	"golang.org/x/sys/unix"
 )
 
 // A block is cut into tiles, and a tile into rows of 256 chunks of 16 bytes. The chunks with the same place in
@@ -54,7 +56,19 @@ type Key struct {
 }
 
 // NewKey draws a key.
-func NewKey() (*Key, error) { return ReadKey(rand.Reader) }
+func NewKey() (*Key, error) { return ReadKey(kernelRandom{}) }
+
+// kernelRandom reads getrandom(2). Package crypto/rand ends the process where that fails.
+type kernelRandom struct{}
+
+func (kernelRandom) Read(p []byte) (int, error) {
+	for {
+		n, err := unix.Getrandom(p, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return max(n, 0), err
+		}
+	}
+}
 
 // ReadKey makes a key of the bytes of r, which should be random.
 func ReadKey(r io.Reader) (*Key, error) {
