@@ -21,6 +21,12 @@ type (
 	Stream  uintptr
 )
 
+// Pool is a CUmemoryPool.
+type Pool uintptr
+
+// Usage is memory that the driver holds for allocations, and how much of it they use, in bytes.
+type Usage struct{ Reserved, Used uint64 }
+
 // CaptureRelaxed is CU_STREAM_CAPTURE_MODE_RELAXED: the mode of all of ebb's own threads, so
 // that their calls never disturb a stream capture of the actor.
 const CaptureRelaxed = 2
@@ -53,6 +59,16 @@ type Driver interface {
 	// MemExport writes a shareable handle of that CUmemAllocationHandleType; what is at dst must
 	// have its size.
 	MemExport(dst unsafe.Pointer, h mem.Handle, handleType int32, flags uint64) error
+
+	// Pools lists the device's default and current memory pool (cudaMallocAsync), once each.
+	Pools(device int) ([]Pool, error)
+	PoolUsage(p Pool) (Usage, error)
+	// PoolTrim gives a pool's idle memory back, but for the bytes to keep.
+	PoolTrim(p Pool, keep uint64) error
+	// GraphUsage is the memory that allocations in graphs take on the device. GraphTrim gives back
+	// what of it is idle.
+	GraphUsage(device int) (Usage, error)
+	GraphTrim(device int) error
 
 	// PrimaryContext retains a device's primary context on first use and returns it. The
 	// context is kept for the life of the process.

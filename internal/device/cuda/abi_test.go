@@ -36,6 +36,11 @@ func TestDeclarationsEqualNVIDIAs(t *testing.T) {
 				"CU_MEM_ALLOCATION_TYPE_PINNED":      mem.TypePinned,
 				"CU_MEM_LOCATION_TYPE_DEVICE":        mem.LocationDevice,
 				"CU_MEM_ACCESS_FLAGS_PROT_READWRITE": mem.AccessRW,
+				"CU_MEM_ACCESS_FLAGS_PROT_READ":      mem.AccessR,
+				"CUDA_ERROR_INVALID_DEVICE":          int64(device.CodeInvalidDevice),
+				"CUDA_ERROR_ILLEGAL_STATE":           int64(device.CodeIllegalState),
+				"CUDA_ERROR_NOT_SUPPORTED":           int64(device.CodeNotSupported),
+				"CUDA_ERROR_UNKNOWN":                 int64(device.CodeUnknown),
 				"CU_STREAM_CAPTURE_MODE_RELAXED":     device.CaptureRelaxed,
 			} {
 				if got := fmt.Sprint(n); theirs[name] != got {

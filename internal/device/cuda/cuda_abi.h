@@ -19,6 +19,7 @@ typedef unsigned long long CUdeviceptr;
 typedef unsigned long long CUmemGenericAllocationHandle;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUstream_st *CUstream;
+typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 
@@ -28,8 +29,19 @@ typedef enum CUdevice_attribute_enum {
 
 typedef enum CUmemAllocationType_enum { CU_MEM_ALLOCATION_TYPE_PINNED = 1 } CUmemAllocationType;
 typedef enum CUmemAllocationHandleType_enum { CU_MEM_HANDLE_TYPE_NONE = 0 } CUmemAllocationHandleType;
+typedef enum CUmemPool_attribute_enum {
+	CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
+	CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7
+} CUmemPool_attribute;
+typedef enum CUgraphMem_attribute_enum {
+	CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0,
+	CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2
+} CUgraphMem_attribute;
 typedef enum CUmemLocationType_enum { CU_MEM_LOCATION_TYPE_DEVICE = 1 } CUmemLocationType;
-typedef enum CUmemAccess_flags_enum { CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3 } CUmemAccess_flags;
+typedef enum CUmemAccess_flags_enum {
+	CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
+	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3
+} CUmemAccess_flags;
 typedef enum CUmemAllocationGranularity_flags_enum {
 	CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0
 } CUmemAllocationGranularity_flags;
@@ -113,6 +125,15 @@ typedef struct CUmemAllocationProp_st {
 	  (void *dst, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,                      \
 	   unsigned long long flags),                                                                           \
 	  (dst, handle, type, flags))                                                                           \
+	F(cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, (CUmemoryPool * pool, CUdevice device),         \
+	  (pool, device))                                                                                       \
+	F(cuDeviceGetMemPool, cuDeviceGetMemPool, (CUmemoryPool * pool, CUdevice device), (pool, device))       \
+	F(cuMemPoolGetAttribute, cuMemPoolGetAttribute,                                                         \
+	  (CUmemoryPool pool, CUmemPool_attribute attribute, void *value), (pool, attribute, value))            \
+	F(cuMemPoolTrimTo, cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep), (pool, keep))                     \
+	F(cuDeviceGetGraphMemAttribute, cuDeviceGetGraphMemAttribute,                                           \
+	  (CUdevice device, CUgraphMem_attribute attribute, void *value), (device, attribute, value))           \
+	F(cuDeviceGraphMemTrim, cuDeviceGraphMemTrim, (CUdevice device), (device))                              \
 	F(cuMemHostAlloc, cuMemHostAlloc, (void **ptr, size_t size, unsigned int flags), (ptr, size, flags))    \
 	F(cuMemFreeHost, cuMemFreeHost, (void *ptr), (ptr))                                                     \
 	F(cuMemHostRegister, cuMemHostRegister_v2, (void *ptr, size_t size, unsigned int flags),                \

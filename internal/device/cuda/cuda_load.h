@@ -113,4 +113,17 @@ static inline int new_software_context(const struct ebb_cuda *cuda, CUcontext *c
 	return (int)create(context, 0, device);
 }
 
+/* Memory in stream order from the device's default pool, and its end, on the legacy stream of the current context. For tests; as
+ * above. size 0: frees *ptr. */
+static inline int software_alloc_async(const struct ebb_cuda *cuda, CUdeviceptr *ptr, size_t size)
+{
+	CUresult (*allocate)(CUdeviceptr *, size_t, CUstream);
+	CUresult (*release)(CUdeviceptr, CUstream);
+	*(void **)&allocate = dlsym(cuda->library, "cuMemAllocAsync");
+	*(void **)&release = dlsym(cuda->library, "cuMemFreeAsync");
+	if (!dlsym(cuda->library, "softgpu_set_fault") || !allocate || !release)
+		return -1;
+	return (int)(size ? allocate(ptr, size, NULL) : release(*ptr, NULL));
+}
+
 #endif

@@ -51,3 +51,22 @@ func NewSoftwareContext(d device.Driver, dev int) (device.Context, error) {
 	}
 	return device.Context(uintptr(unsafe.Pointer(c))), d.SetContext(before)
 }
+
+// SoftwarePoolMemory takes memory from the default pool of a device of softgpu, for tests, on the
+// legacy stream of the current context, which must be the device's. d comes from Open.
+func SoftwarePoolMemory(d device.Driver, size uint64) (free func() error, err error) {
+	soft, ok := d.(*driver)
+	if !ok {
+		return nil, fmt.Errorf("taking memory from a pool: a driver of type %T is not from this package", d)
+	}
+	var p C.CUdeviceptr
+	if code := C.software_alloc_async(soft.cuda, &p, C.size_t(size)); code != 0 {
+		return nil, fmt.Errorf("taking %d bytes from a pool of softgpu: result %d", size, code)
+	}
+	return func() error {
+		if code := C.software_alloc_async(soft.cuda, &p, 0); code != 0 {
+			return fmt.Errorf("freeing memory of a pool of softgpu: result %d", code)
+		}
+		return nil
+	}, nil
+}
