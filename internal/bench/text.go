@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/dustin/go-humanize"
+
+	"github.com/ebb-offload/ebb/internal/launch"
 )
 
 // sort puts ratios first, and the rows in their order.
@@ -73,8 +75,8 @@ func (p printer) head(r Report) {
 	}
 	p.wrapped(0, text)
 	coverage := summarize(make([]float64, s.Rounds)).Coverage
-	p.wrapped(0, fmt.Sprintf("medians of %d rounds, arms in turn; ratios are of the same round; [interval of order statistics, covers %.0f %%]",
-		s.Rounds, 100*coverage))
+	p.wrapped(0, fmt.Sprintf("medians of %s, arms in turn; ratios are of the same round; [interval of order statistics, covers %.0f %%]",
+		launch.Count(s.Rounds, "round"), 100*coverage))
 }
 
 // workers says how bytes are moved.
