@@ -234,6 +234,9 @@ func newProgress(f *os.File) *progress {
 	if err != nil || !term.IsTerminal(int(f.Fd())) || os.Getenv("TERM") == "dumb" {
 		return &progress{}
 	}
+	if width <= 0 { // a terminal that does not tell
+		width = 80
+	}
 	return &progress{out: f, width: width}
 }
 
