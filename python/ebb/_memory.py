@@ -219,7 +219,7 @@ def _place(source: Any, nbytes: Optional[int]) -> Tuple[int, int]:
 
 def pause_except(tags: Tags, unused: Sequence[Range]) -> Result:
     """pause, and bytes of the unused ranges are left behind."""
-    array = (_abi.RangeStruct * len(unused))(*unused)
+    array = (_abi.RangeStruct * len(unused))(*(_abi.RangeStruct(*part) for part in unused))
     return _move("ebb_pause_except", tags, array, len(unused))
 
 

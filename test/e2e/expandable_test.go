@@ -38,3 +38,39 @@ func TestTheExpandableAllocatorWorksWithoutEbb(t *testing.T) {
 		t.Log(strings.TrimSpace(succeed(t, expandableNode(t).process(t, binary, door, seed, fmt.Sprint(1500)))))
 	}
 }
+
+// The allocator with pauses and resumes in between, and the model that knows every byte, through every
+// door, preloaded as an outer launcher does it.
+func TestExpandableSegmentsComeBack(t *testing.T) {
+	binary, rng, rounds, steps := expandable(t), random(t), 1, 500
+	if long() {
+		rounds, steps = 10, 4000
+	}
+	for range rounds {
+		seed := rng.Text()
+		for _, door := range doors {
+			t.Run(door, func(t *testing.T) {
+				n := expandableNode(t)
+				cmd := n.process(t, binary, door, seed, fmt.Sprint(steps))
+				cmd.Env = append(cmd.Env, "LD_PRELOAD="+lib("torch_memory_saver/libebb.so"))
+				t.Log(strings.TrimSpace(succeed(t, cmd)))
+				wantNoFiles(t, n.disk)
+			})
+		}
+	}
+}
+
+// Pieces of the size that PyTorch takes, 2 and 20 MiB, in a process that is managed as a whole.
+func TestExpandableSegmentsComeBackUnderEbbRun(t *testing.T) {
+	binary, seed, steps := expandable(t), random(t).Text(), 60
+	if long() {
+		steps = 600
+	}
+	n := newNode(t, 512)
+	n.env = []string{"SOFTGPU_DEVICES=2"}
+	cmd := n.process(t, filepath.Join(root, "dist/bin/ebb"), "run", "--nproc-per-node", "1", "--device", "soft",
+		"--offload-train", "--offload-train-target", "disk", "--offload-train-disk-dir", filepath.Join(n.disk, "run"),
+		"--offload-train-disk-chunk-mb", "16", "--", binary, "version", seed, fmt.Sprint(steps))
+	t.Log(strings.TrimSpace(succeed(t, cmd)))
+	wantNoFiles(t, n.disk)
+}

@@ -114,6 +114,7 @@ static void write_memory(struct memory *m)
 		return;
 	}
 	content(m, expected);
+	RUNTIME(cudaStreamSynchronize(streams[device])); /* it may still fill these bytes */
 	RUNTIME(cudaMemcpy((void *)(uintptr_t)address(m), expected, m->bytes, cudaMemcpyHostToDevice));
 }
 
@@ -433,12 +434,12 @@ static void pause_some(void)
 	did.with_unused += unused > 0;
 }
 
-/* Frees what is not paused, so that a resume has room. */
+/* Makes room for a resume: frees an allocation, since more was allocated while paused than the
+ * device has, and gives back what no allocation uses. */
 static void make_room(void)
 {
-	for (size_t i = count; i-- > 0;)
-		if (!is_paused(&memories[i]))
-			release(i);
+	if (count)
+		release(below(count));
 	for (size_t i = 0; i < SEGMENTS; i++)
 		shrink(&segments[i], 100);
 	did.short_of_memory++;
@@ -446,11 +447,9 @@ static void make_room(void)
 
 static void resume_all(void)
 {
-	if (!have_ebb)
-		return;
 	note("resume");
-	int code = ebb.resume(NULL, 0, 0, NULL);
-	if (code == EBB_ERR_DEVICE_MEMORY) {
+	int code = have_ebb ? ebb.resume(NULL, 0, 0, NULL) : EBB_OK;
+	while (code == EBB_ERR_DEVICE_MEMORY && count) {
 		note("%.120s", ebb_error());
 		make_room();
 		code = ebb.resume(NULL, 0, 0, NULL);
