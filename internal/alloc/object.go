@@ -233,8 +233,9 @@ func (t *Table) KeptOf(tags []string) []Kept {
 // Usage is what the table holds by physical memory, in bytes.
 type Usage struct {
 	Device   map[int]uint64 // on devices now, by ordinal; what is in Pausing is there, in Resuming is not
-	Unmapped int            // Objects that are mapped nowhere
-	Loose    uint64         // their bytes
+	Objects  int
+	Unmapped int    // Objects that are mapped nowhere
+	Loose    uint64 // their bytes
 }
 
 // Usage sums up.
@@ -246,7 +247,11 @@ func (t *Table) Usage() Usage {
 		if a.state == Active || a.state == Pausing {
 			u.Device[a.Device] += a.Reserved
 		}
-		if a.Kind == Object && len(a.Mappings) == 0 {
+		if a.Kind != Object {
+			continue
+		}
+		u.Objects++
+		if len(a.Mappings) == 0 {
 			u.Unmapped++
 			u.Loose += a.Size
 		}

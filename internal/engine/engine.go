@@ -72,6 +72,7 @@ type Engine struct {
 	op      sync.Mutex // one pause or resume at a time; guards the fields below
 	pool    *pipeline.Pool
 	staging *staging.Staging
+	left    string // what the latest pause left on the devices
 	hash    hashing
 
 	mu          sync.Mutex // guards the fields below

@@ -35,8 +35,9 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	}
 	if len(set) == 0 {
 		if len(tags) == 0 && e.table.Len() == 0 {
-			return res, e.refuseUnmanaged(s.Unmanaged)
+			return res, e.refuseUnmanaged(s)
 		}
+		e.leave(&res, tags, s)
 		return res, nil
 	}
 	defer e.backings.rest()
@@ -49,10 +50,12 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	}
 	paused, released, err := e.unmapAll(set)
 	res = t.result()
-	res.Allocations, res.DeviceBytes, res.Duration = uint64(len(paused)), released, time.Since(start)
+	res.Allocations, res.DeviceBytes = uint64(len(paused)), released
 	for _, a := range paused {
 		res.Bytes += a.Size
 	}
+	e.leave(&res, tags, s)
+	res.Duration = time.Since(start)
 	if err != nil {
 		err = fmt.Errorf("%w: %d of %d allocations: %w", ErrPartial, len(paused), len(set), err)
 	}
@@ -60,17 +63,17 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	return res, err
 }
 
-// contextBytes is what a process's device memory must exceed to count as held through other
-// allocators: contexts and their modules take some by themselves (0.5 GB on an H200).
-const contextBytes = 1 << 30
-
 // refuseUnmanaged is the answer to a pause of everything where nothing is managed: an error if
 // the process holds device memory all the same, since the caller counts on it to be freed.
-// unmanaged is what the hooks saw; NVML tells of the rest, where it tells.
-func (e *Engine) refuseUnmanaged(unmanaged int64) error {
+// What the hooks saw is in s; NVML tells of the rest, where it tells.
+func (e *Engine) refuseUnmanaged(s Settings) error {
 	const remedy = "make it inside a region, or set TMS_INIT_ENABLE=1 to manage all that cudaMalloc makes"
-	if unmanaged > 0 {
-		return fmt.Errorf("%w: %d allocations were made outside of a region: %s", ErrUnmanaged, unmanaged, remedy)
+	if s.Unmanaged > 0 {
+		of := e.leftBehind(nil, s.Classes)
+		if of != "" {
+			of = " (" + of + ")"
+		}
+		return fmt.Errorf("%w: %d allocations were made outside of a region%s: %s", ErrUnmanaged, s.Unmanaged, of, remedy)
 	}
 	if held, _ := e.ownBytes(); held > contextBytes {
 		return fmt.Errorf("%w: %s, none of which came through cudaMalloc in a region: %s", ErrUnmanaged, store.Size(held), remedy)

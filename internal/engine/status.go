@@ -11,26 +11,36 @@ import (
 
 // Status is the JSON of ebb_status. Sizes are bytes, times seconds.
 type Status struct {
-	Version       string      `json:"version"`
-	PID           int         `json:"pid"`
-	Role          string      `json:"role,omitempty"` // who this is, as the launcher says
-	Cell          string      `json:"cell,omitempty"`
-	Rank          string      `json:"rank,omitempty"`
-	Device        string      `json:"device"`
-	DriverVersion int         `json:"driver_version"`
-	Allocations   int         `json:"allocations"`
-	BytesActive   uint64      `json:"bytes_active"`
-	BytesPaused   uint64      `json:"bytes_paused"`
-	StagingBytes  uint64      `json:"staging_bytes"`
-	Workers       int         `json:"workers"`
-	BlockBytes    uint64      `json:"block_bytes"`
-	Probes        []tuning    `json:"probes"` // how many workers serve which directories
-	Tags          []TagStatus `json:"tags"`
-	LastPause     *outcome    `json:"last_pause"`
-	LastResume    *outcome    `json:"last_resume"`
-	Disk          DiskStatus  `json:"disk"`
-	HostBytes     uint64      `json:"host_bytes"`
-	Unmanaged     unmanaged   `json:"unmanaged"`
+	Version       string       `json:"version"`
+	PID           int          `json:"pid"`
+	Role          string       `json:"role,omitempty"` // who this is, as the launcher says
+	Cell          string       `json:"cell,omitempty"`
+	Rank          string       `json:"rank,omitempty"`
+	Device        string       `json:"device"`
+	DriverVersion int          `json:"driver_version"`
+	Allocations   int          `json:"allocations"`
+	BytesActive   uint64       `json:"bytes_active"`
+	BytesPaused   uint64       `json:"bytes_paused"`
+	StagingBytes  uint64       `json:"staging_bytes"`
+	Workers       int          `json:"workers"`
+	BlockBytes    uint64       `json:"block_bytes"`
+	Probes        []tuning     `json:"probes"` // how many workers serve which directories
+	Tags          []TagStatus  `json:"tags"`
+	LastPause     *outcome     `json:"last_pause"`
+	LastResume    *outcome     `json:"last_resume"`
+	Disk          DiskStatus   `json:"disk"`
+	HostBytes     uint64       `json:"host_bytes"`
+	Objects       ObjectStatus `json:"objects"`
+	Kept          []alloc.Kept `json:"kept"` // what a pause of everything leaves on the device, by reason
+	Unmanaged     unmanaged    `json:"unmanaged"`
+}
+
+// ObjectStatus is memory that its owner maps. What is mapped nowhere may have been forgotten by its
+// owner.
+type ObjectStatus struct {
+	Count         int    `json:"count"`
+	Unmapped      int    `json:"unmapped"`
+	UnmappedBytes uint64 `json:"unmapped_bytes"`
 }
 
 // TagStatus sums up one tag: bytes on the device, and paused bytes by where they are.
@@ -122,6 +132,9 @@ func (e *Engine) Status(classes []Class) []byte {
 		s.BytesPaused += ts.Host + ts.Disk + ts.Discarded
 		s.Tags = append(s.Tags, ts)
 	}
+	u := e.table.Usage()
+	s.Objects = ObjectStatus{Count: u.Objects, Unmapped: u.Unmapped, UnmappedBytes: u.Loose}
+	s.Kept = e.table.KeptOf(nil)
 	s.Unmanaged = e.unmanaged(classes)
 	files := e.backings.files.Usage()
 	s.Disk = DiskStatus{Files: files.Files, Bytes: files.DiskBytes, Direct: !files.Buffered}
