@@ -36,8 +36,9 @@ func newBench() *cobra.Command {
 		Use:   "bench",
 		Short: "Measure ebb against the raw limits of this disk and device",
 		Long: `Measures pauses and resumes against what the hardware does by itself, in turn within one run: raw
-O_DIRECT files of the same directory, sizes, block size and number of threads, and copies to and from
-pinned memory. Ratios come first: medians over the rounds of what was measured in the same round.
+O_DIRECT files of the same directory, sizes, block size and number of threads, and copies to and
+from pinned memory. Ratios come first: medians over the rounds of what was measured in the same
+round (docs/bench.md).
 
 It takes GPU memory, room on the disk and some minutes: --gib and --rows make it short. Nothing is
 left behind.`,
