@@ -1,7 +1,6 @@
 package store
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"unsafe"
@@ -113,14 +112,13 @@ func (b *backing) writeFile(e *blockEntry, f *diskFile, p []byte, as Block) erro
 	}
 	e.set(Block{})
 	clear(padded[len(p):])
-	err = b.store.write(f, padded, e.place.at)
-	if full := (*NoSpaceError)(nil); errors.As(err, &full) {
-		err = b.spill(e, padded, full)
+	if err := b.store.write(f, padded, e.place.at); err != nil {
+		if err = b.spill(e, padded, err); err != nil {
+			return err
+		}
 	}
-	if err == nil {
-		e.set(as)
-	}
-	return err
+	e.set(as)
+	return nil
 }
 
 // ReadBlock implements Backing.

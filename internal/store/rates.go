@@ -98,11 +98,11 @@ func (u Usage) Slow(before Usage) (slow []SlowDir) {
 	return slow
 }
 
-// median is 0 of nothing.
+// median is the lower one of an even number, and 0 of nothing.
 func median(v []float64) float64 {
 	if len(v) == 0 {
 		return 0
 	}
 	slices.Sort(v)
-	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
+	return v[(len(v)-1)/2]
 }

@@ -13,6 +13,14 @@ type member struct {
 	spare []slot    // room in the file that blocks left behind when they moved
 }
 
+// held is the size of the member's file in bytes.
+func (m *member) held() int64 {
+	if m.file == nil {
+		return 0
+	}
+	return m.file.size
+}
+
 // slot is room for one block.
 type slot struct{ at, bytes int64 }
 
@@ -76,7 +84,7 @@ func (b *backing) findLost() (lost bool, err error) {
 // take gives every block a place: the first ones in host memory, as many as there is memory for,
 // the others in files.
 func (b *backing) take() error {
-	if b.host.extent == nil {
+	if b.members == nil { // else files that are there keep their share
 		if err := b.takeHost(); err != nil {
 			return fmt.Errorf("host memory: %w", err)
 		}
@@ -140,6 +148,9 @@ func (b *backing) takeDisk(first int) error {
 	for {
 		sizes, ok := b.blocks.deal(first, b.turn, room)
 		if !ok {
+			for i, m := range b.members { // what is about to be given back is free too
+				full[i].Free += uint64(m.held())
+			}
 			return allFull(b.blocks.size-uint64(first)*b.blocks.block, full)
 		}
 		i, err := b.fitAll(sizes)
@@ -149,21 +160,22 @@ func (b *backing) takeDisk(first int) error {
 		if !errors.As(err, &full[i]) {
 			return err
 		}
-		room[i] = fewer(full[i], sizes[i], b.blocks.block)
+		room[i] = fewer(uint64(sizes[i]), uint64(b.members[i].held()), full[i], b.blocks.block)
 		if len(room) > 1 {
 			b.warnOfFull(full[i])
 		}
 	}
 }
 
-// fewer is how many blocks to try in a directory that has no room for bytes.
-func fewer(full *NoSpaceError, bytes int64, block uint64) int {
-	share, free := (uint64(bytes)+block-1)/block, full.Free/block
+// fewer is how many blocks to try in a file that holds some bytes, and for which there was no
+// room to hold as many as wanted.
+func fewer(want, held uint64, full *NoSpaceError, block uint64) int {
+	share, fits := (want+block-1)/block, (held+full.Free)/block
 	switch {
-	case full.InodesFree == 0:
+	case full.InodesFree == 0 && held == 0:
 		return 0
-	case free < share:
-		return int(free)
+	case fits < share:
+		return int(fits)
 	}
 	return int(share / 2) // the file system needs some for itself
 }
@@ -207,10 +219,10 @@ func (b *backing) fitAll(sizes []int64) (member int, err error) {
 func (b *backing) fit(m *member, size int64) error {
 	s := b.store
 	switch {
-	case m.file != nil && m.file.size < size:
-		return s.grow(m.file, size)
-	case m.file != nil || size == 0:
+	case m.held() >= size:
 		return nil
+	case m.file != nil:
+		return s.grow(m.file, size)
 	}
 	d, err := s.enter(m.dir)
 	if err != nil {
@@ -228,9 +240,13 @@ func (b *backing) fit(m *member, size int64) error {
 	return err
 }
 
-// spill writes a block whose directory turned out to be full into another one.
-func (b *backing) spill(e *blockEntry, p []byte, cause *NoSpaceError) error {
-	full := []*NoSpaceError{cause}
+// spill writes a block that could not be written into another directory, if its own is full.
+func (b *backing) spill(e *blockEntry, p []byte, cause error) error {
+	var space *NoSpaceError
+	if !errors.As(cause, &space) {
+		return cause
+	}
+	full := []*NoSpaceError{space}
 	b.mu.RLock()
 	members := len(b.members)
 	b.mu.RUnlock()
@@ -242,16 +258,15 @@ func (b *backing) spill(e *blockEntry, p []byte, cause *NoSpaceError) error {
 		if err == nil {
 			if err = b.store.write(f, p, at.at); err == nil {
 				b.moved(e, i, at, int64(len(p)))
-				b.warnOfFull(cause)
+				b.warnOfFull(full[0])
 				return nil
 			}
 			b.putBack(i, at)
 		}
-		var more *NoSpaceError
-		if !errors.As(err, &more) {
+		if !errors.As(err, &space) {
 			return err
 		}
-		full = append(full, more)
+		full = append(full, space)
 	}
 	return allFull(uint64(len(p)), full)
 }
@@ -270,10 +285,7 @@ func (b *backing) slotIn(i int, n int64) (*diskFile, slot, error) {
 			return m.file, s, nil
 		}
 	}
-	var end int64
-	if m.file != nil {
-		end = m.file.size
-	}
+	end := m.held()
 	if err := b.fit(m, end+n); err != nil {
 		return nil, slot{}, err
 	}
