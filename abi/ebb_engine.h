@@ -24,7 +24,15 @@ typedef struct ebb_engine_config {
 	const char *driver;    /* driver library; null: "libcuda.so.1" */
 	const char *lease;     /* EBB_LEASE: lease file to lock, or null */
 	const char *identity;  /* "role=actor cell=0 rank=3", prefix of log lines; may be null */
+	uint64_t host_bytes;   /* EBB_HOST_MB: host memory that disk backups take before files; 0: none */
+	int32_t host_arena;    /* EBB_HOST_ARENA=1: CPU backups lie in host memory that is kept between pauses */
+	int32_t local_ranks;   /* LOCAL_WORLD_SIZE: ranks that share the node's memory; 0: not known */
+	const char *disk_dirs; /* EBB_DISK_DIRS: "a:b:c", of which the first is settings.disk_dir; null: only that one */
+	const char *leases;    /* EBB_DISK_LEASES: their lease files "x:y:z", of which the first is lease; null: only that */
 } ebb_engine_config;
+
+/* host_bytes of EBB_HOST_MB=auto: the engine chooses, by what node and cgroup leave. */
+#define EBB_HOST_AUTO UINT64_MAX
 
 /* Settings of one allocation, from the calling thread's region. */
 typedef struct ebb_engine_region {

@@ -6,6 +6,7 @@ import "C"
 import (
 	"fmt"
 	"math"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -31,13 +32,35 @@ func configOf(c *C.ebb_engine_config) (engine.Config, error) {
 	if c.log_fd >= 0 && c.log_fd <= 2 {
 		return engine.Config{}, invalid("log descriptor %d belongs to the host process", c.log_fd)
 	}
-	return engine.Config{
+	config := engine.Config{
 		LogFD:      int(c.log_fd),
 		ChunkBytes: uint64(c.chunk_bytes),
 		Driver:     C.GoString(c.driver),
 		Lease:      C.GoString(c.lease),
 		Identity:   C.GoString(c.identity),
-	}, nil
+		HostBytes:  uint64(c.host_bytes),
+		HostAuto:   c.host_bytes == C.EBB_HOST_AUTO,
+		HostArena:  c.host_arena != 0,
+		LocalRanks: int(max(c.local_ranks, 0)),
+		DiskDirs:   pathsOf(c.disk_dirs),
+		MoreLeases: pathsOf(c.leases),
+	}
+	if len(config.MoreLeases) > 0 {
+		if config.MoreLeases[0] != config.Lease {
+			return engine.Config{}, invalid("the first of the leases %q is not the lease %q", config.MoreLeases, config.Lease)
+		}
+		config.MoreLeases = config.MoreLeases[1:]
+	}
+	return config, nil
+}
+
+// pathsOf is the paths of a list that is separated by colons.
+func pathsOf(list *C.char) []string {
+	text := C.GoString(list)
+	if text == "" {
+		return nil
+	}
+	return strings.Split(text, ":")
 }
 
 func regionOf(r *C.ebb_engine_region) (engine.Region, error) {

@@ -16,8 +16,8 @@ import (
 // its allocation and released with it.
 type backings struct {
 	files  *store.Store
-	pinned *store.Store // host memory from the driver
-	mmap   *store.Store // plain host memory
+	pinned *store.Store // host memory that devices reach
+	mmap   *store.Store // plain host memory; with an arena the same store
 
 	mu   sync.Mutex
 	byID map[uint64]store.Backing // by allocation ID
@@ -41,9 +41,17 @@ func (b *backings) open(a *alloc.Allocation) (backing store.Backing, fresh bool,
 
 // rest closes what the stores keep open during an operation.
 func (b *backings) rest() {
-	for _, s := range []*store.Store{b.files, b.pinned, b.mmap} {
+	for _, s := range b.stores() {
 		s.Rest()
 	}
+}
+
+// stores are the different stores.
+func (b *backings) stores() []*store.Store {
+	if b.mmap == b.pinned {
+		return []*store.Store{b.files, b.pinned}
+	}
+	return []*store.Store{b.files, b.pinned, b.mmap}
 }
 
 func (b *backings) get(a *alloc.Allocation) (backing store.Backing, fresh bool, err error) {
@@ -88,35 +96,6 @@ func (b *backings) release(a *alloc.Allocation) error {
 		return fmt.Errorf("release the backup of %v (%s): %w", a, where, err)
 	}
 	return nil
-}
-
-// allocPinned takes pinned host memory from the driver, for all contexts.
-func (e *Engine) allocPinned(size uint64) ([]byte, func() error, error) {
-	dev := e.anyDevice()
-	var p unsafe.Pointer
-	err := e.withDevice(dev, func() (err error) {
-		p, err = e.drv.HostAlloc(size)
-		return err
-	})
-	if device.IsOutOfMemory(err) {
-		return nil, nil, fmt.Errorf("%w: pin %d bytes: %w", store.ErrHostMemory, size, err)
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("pin %d bytes of host memory: %w", size, err)
-	}
-	free := func() error { return e.withDevice(dev, func() error { return e.drv.HostFree(p) }) }
-	return unsafe.Slice((*byte)(p), size), free, nil
-}
-
-// extents makes extents of what an allocator of plain memory gives.
-func extents(take func(size uint64) ([]byte, func() error, error)) func(uint64) (store.Extent, error) {
-	return func(size uint64) (store.Extent, error) {
-		memory, free, err := take(size)
-		if err != nil {
-			return nil, err
-		}
-		return store.Plain(memory, free), nil
-	}
 }
 
 // BackupPointer returns the host copy of [addr, addr+size) of memory with CPU backup: while it

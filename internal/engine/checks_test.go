@@ -473,3 +473,28 @@ func TestTooLittleToTryTellsNothing(t *testing.T) {
 		t.Errorf("%+v", r.tunings)
 	}
 }
+
+// Memory that its owner maps is unused only where every mapping of it is said to be.
+func TestUnusedRangesOfMemoryThatItsOwnerMaps(t *testing.T) {
+	o := newOwner(t)
+	size := 2 * o.block
+	once, twice := o.mapped(o.reserve(size), size, 0, disk("x")), o.mapped(o.reserve(size), size, 0, disk("x"))
+	h, err := o.Retain(twice.addr)
+	check(t, err)
+	again := o.reserve(size)
+	check(t, errors.Join(o.Map(again, size, 0, h, 0), o.Release(h)))
+	s := o.set
+	s.Unused = []mem.Range{{Addr: once.addr, Bytes: o.block}, {Addr: twice.addr, Bytes: size}}
+	res, err := o.Pause(nil, s)
+	check(t, err)
+	if res.SkippedUnused != o.block || res.DiskBytes != 3*o.block {
+		t.Fatalf("%+v", res)
+	}
+	o.resume()
+	o.holds(twice)
+	o.fill(once, len(once.want))
+	s.Unused = append(s.Unused, mem.Range{Addr: again, Bytes: o.block})
+	if res, err = o.Pause(nil, s); err != nil || res.SkippedUnused != 2*o.block {
+		t.Fatalf("%+v, %v", res, err)
+	}
+}

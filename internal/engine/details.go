@@ -6,6 +6,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/hostmem"
 	"github.com/ebb-offload/ebb/internal/store"
 )
 
@@ -37,7 +38,7 @@ func Details(err error) []byte {
 	}
 	var memory *DeviceMemoryError
 	var space *store.NoSpaceError
-	var host *store.HostMemoryError
+	var host *hostmem.ShortError
 	var corrupt *CorruptError
 	var written *WrittenError
 	switch {
@@ -51,7 +52,7 @@ func Details(err error) []byte {
 	case errors.As(err, &written):
 		d.about(written.Allocation, written.Offset, written.Bytes)
 	case errors.As(err, &host):
-		d.Need, d.Free = &host.Need, &host.Available
+		d.Need, d.Free = &host.Need, &host.Left
 	}
 	out, e2 := json.Marshal(d)
 	if e2 != nil { // no value above can fail to marshal

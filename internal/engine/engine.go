@@ -7,6 +7,7 @@
 // Locks, in the order in which they are taken:
 //
 //	Engine.op      one pause or resume at a time; held over device and disk I/O
+//	hostMemory.mu  the arena and the budget of host memory
 //	Engine.mu      what is learned while running; held while a device is asked the first time
 //	backings.mu    which backing holds which allocation
 //	gate.mu        who waits for a safe point
@@ -19,6 +20,7 @@ package engine
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log"
 	"runtime"
@@ -54,6 +56,13 @@ type Config struct {
 	Driver     string // driver library; "": libcuda.so.1
 	Lease      string // lease file to hold; "": none
 	Identity   string // "role=actor cell=0 rank=3"; prefix of log lines
+
+	HostBytes  uint64   // host memory that disk backups take before files
+	HostAuto   bool     // instead, the engine chooses, by what node and cgroup leave
+	LocalRanks int      // processes that share the node's memory; 0: not known
+	HostArena  bool     // CPU backups lie in host memory that is kept between pauses
+	DiskDirs   []string // all disk directories, of which the first is Settings.DiskDir; nil: only that one
+	MoreLeases []string // further lease files to hold
 }
 
 // Engine manages the GPU memory of this process.
@@ -62,11 +71,12 @@ type Engine struct {
 	log     *log.Logger
 	config  Config
 	table   *alloc.Table
-	lease   *rankdir.Lease // nil: none
-	workers int            // layout of the staging buffer
+	leases  []*rankdir.Lease
+	workers int // layout of the staging buffer
 	block   uint64
 
 	backings backings
+	host     hostMemory
 	gate     *gate // see safepoint.go
 
 	op      sync.Mutex // one pause or resume at a time; guards the fields below
@@ -83,6 +93,7 @@ type Engine struct {
 	lastResume  *outcome
 	stagingSize uint64 // bytes of staging held, for status
 	tunings     []tuning
+	said        map[string]bool // lines of the log that are not repeated
 }
 
 // Start loads the driver and readies an engine. Streams, threads and pinned memory are made at
@@ -106,17 +117,15 @@ func Start(c Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{drv: drv, config: c, table: alloc.New(), devices: map[int]*deviceState{}, peers: map[int]map[int]bool{}}
+	e := &Engine{drv: drv, config: c, table: alloc.New(), devices: map[int]*deviceState{}, peers: map[int]map[int]bool{}, said: map[string]bool{}}
 	e.hash = hashing{key: key, loaded: map[int]bool{}}
 	e.gate = newGate(e.table.AnyPaused)
 	e.log = log.New(newFDWriter(c.LogFD), logPrefix(c.Identity), 0)
 	e.block, e.workers = block, workers
-	if c.Lease != "" {
-		if e.lease, err = rankdir.HoldLease(c.Lease); err != nil {
-			return nil, fmt.Errorf("hold the lease %s of this rank: %w", c.Lease, err)
-		}
+	if err := e.holdLeases(); err != nil {
+		return nil, err
 	}
-	e.backings = newBackings(e, self)
+	e.makeStores(self)
 	return e, nil
 }
 
@@ -126,11 +135,29 @@ func (e *Engine) Shutdown() {
 	if err := e.backings.files.Close(); err != nil {
 		e.log.Printf("remove backup files: %v", err)
 	}
-	if e.lease != nil {
-		if err := e.lease.Release(); err != nil {
+	for _, l := range e.leases {
+		if err := l.Release(); err != nil {
 			e.log.Printf("release lease: %v", err)
 		}
 	}
+}
+
+// holdLeases takes the leases of all the rank's directories, or none.
+func (e *Engine) holdLeases() error {
+	if e.config.Lease == "" {
+		return nil
+	}
+	for _, path := range append([]string{e.config.Lease}, e.config.MoreLeases...) {
+		l, err := rankdir.HoldLease(path)
+		if err != nil {
+			for _, held := range e.leases {
+				err = errors.Join(err, held.Release())
+			}
+			return fmt.Errorf("hold the lease %s of this rank: %w", path, err)
+		}
+		e.leases = append(e.leases, l)
+	}
+	return nil
 }
 
 // Settings of the process that a pause or resume takes anew each time.
@@ -198,6 +225,17 @@ func oneLine(p []byte) []byte {
 	return append(line, '\n')
 }
 
+// sayOnce logs a line, unless it was logged before.
+func (e *Engine) sayOnce(line string) {
+	e.mu.Lock()
+	said := e.said[line]
+	e.said[line] = true
+	e.mu.Unlock()
+	if !said {
+		e.log.Print(line)
+	}
+}
+
 func logPrefix(identity string) string {
 	if identity == "" {
 		return "ebb: "
@@ -236,22 +274,33 @@ func fileNames(self rankdir.Owner) func(seq uint64) string {
 	return func(seq uint64) string { return fmt.Sprintf("%s%d.bak", prefix, seq) }
 }
 
-// newBackings makes the three stores of an engine.
-func newBackings(e *Engine, self rankdir.Owner) backings {
-	return backings{
-		files: store.New(store.Options{
-			BlockBytes: e.block, Name: fileNames(self), Dirs: func() []string { return []string{e.dir()} },
-			NoFollowDir: e.config.Lease != "",
-			Warn:        func(line string) { e.log.Print(line) },
-		}),
-		pinned: store.New(store.Options{BlockBytes: e.block, Alloc: extents(e.allocPinned), Direct: true}),
-		mmap:   store.New(store.Options{BlockBytes: e.block, Alloc: extents(store.MmapAlloc)}),
-		byID:   map[uint64]store.Backing{},
+// makeStores makes the stores of an engine. Where there is an arena, both kinds of CPU backup lie
+// in it.
+func (e *Engine) makeStores(self rankdir.Owner) {
+	b := &e.backings
+	b.byID = map[uint64]store.Backing{}
+	b.files = store.New(store.Options{
+		BlockBytes: e.block, Name: fileNames(self), Dirs: e.dirs,
+		Alloc: e.allocArena, Direct: true, HostBudget: e.hostBudget,
+		NoFollowDir: e.config.Lease != "",
+		Warn:        func(line string) { e.log.Print(line) },
+	})
+	if e.config.HostArena {
+		b.pinned = store.New(store.Options{BlockBytes: e.block, Alloc: e.allocArena, Direct: true})
+		b.mmap = b.pinned
+		return
 	}
+	b.pinned = store.New(store.Options{BlockBytes: e.block, Alloc: extents(e.allocPinned), Direct: true})
+	b.mmap = store.New(store.Options{BlockBytes: e.block, Alloc: extents(e.allocPages)})
 }
 
-func (e *Engine) dir() string {
+// dirs are the directories of disk backups: those of the configuration, unless the program chose
+// one itself.
+func (e *Engine) dirs() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.diskDir
+	if all := e.config.DiskDirs; len(all) > 0 && all[0] == e.diskDir {
+		return all
+	}
+	return []string{e.diskDir}
 }

@@ -106,6 +106,7 @@ func (e *Engine) close() {
 			_ = h.Close()
 		}
 	}
+	_ = e.closeHost()
 	if e.staging != nil {
 		_ = e.withDevice(e.anyDevice(), e.staging.Close)
 	}

@@ -41,6 +41,7 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 		return res, nil
 	}
 	defer e.backings.rest()
+	defer e.watchDisks()()
 	t, err := e.save(set, s)
 	if err != nil {
 		e.closeWindows(set)
@@ -111,15 +112,16 @@ func (e *Engine) save(set []*alloc.Allocation, s Settings) (t *transfer, err err
 	if err != nil {
 		return nil, err
 	}
-	for i, b := range held {
-		if b == nil {
-			continue
+	err = inParallel(len(held), func(i int) error {
+		if held[i] == nil {
+			return nil
 		}
-		if err := b.Commit(); err != nil {
-			return nil, fmt.Errorf("save %v: %w", set[i], err)
+		if err := held[i].Commit(); err != nil {
+			return fmt.Errorf("save %v: %w", set[i], err)
 		}
-	}
-	return t, nil
+		return nil
+	})
+	return t, err
 }
 
 // saveAll saves every block. What is written to the memory meanwhile is not found.
@@ -181,7 +183,7 @@ func (e *Engine) decide(t *transfer, unused plan.Ranges) error {
 		action := plan.Pause(plan.Facts{
 			Zero:   zero,
 			Same:   was.State == store.Stored && was.Known && was.Sum == sum,
-			Unused: unused.Contain(t.addr(b), b.Length),
+			Unused: t.unused(b, &unused),
 		})
 		clear := false
 		switch action {
@@ -202,6 +204,9 @@ func (e *Engine) decide(t *transfer, unused plan.Ranges) error {
 // without backup. fresh are the allocations that had none before. On an error those are
 // released again, and an error about a lack of room tells of all the room that was needed.
 func (e *Engine) openBackings(set []*alloc.Allocation) (held []store.Backing, fresh []*alloc.Allocation, err error) {
+	if err := e.checkHost(set); err != nil {
+		return nil, nil, err
+	}
 	need := map[alloc.Backup]uint64{} // bytes of the allocations without a backing
 	for _, a := range set {
 		if e.backings.find(a) == nil {
@@ -209,21 +214,26 @@ func (e *Engine) openBackings(set []*alloc.Allocation) (held []store.Backing, fr
 		}
 	}
 	held = make([]store.Backing, len(set))
-	for i, a := range set {
+	made := make([]bool, len(set))
+	err = inParallel(len(set), func(i int) (err error) {
+		a := set[i]
 		if a.Backup == alloc.BackupNone {
-			continue
+			return nil
 		}
-		b, isNew, err := e.backings.open(a)
-		if err != nil {
+		if held[i], made[i], err = e.backings.open(a); err != nil {
 			if more := need[a.Backup]; more > a.Size {
 				err = fmt.Errorf("this pause takes %s more in all: %w", store.Size(more), err)
 			}
-			return nil, nil, e.giveUp(err, fresh, set)
 		}
-		held[i] = b
-		if isNew {
+		return err
+	})
+	for i, a := range set {
+		if made[i] {
 			fresh = append(fresh, a)
 		}
+	}
+	if err != nil {
+		return nil, nil, e.giveUp(err, fresh, set)
 	}
 	return held, fresh, nil
 }
@@ -249,12 +259,9 @@ func (e *Engine) releaseBackings(list []*alloc.Allocation) error {
 // unmapAll releases the memory of the set and settles it: paused, or active where nothing of an
 // allocation could be unmapped. From here on the backings are the only copy.
 func (e *Engine) unmapAll(set []*alloc.Allocation) (paused []*alloc.Allocation, released uint64, err error) {
+	released, errs := e.releaseAll(set)
 	var active []*alloc.Allocation
-	var errs errorList
 	for _, a := range set {
-		n, e2 := e.releasePieces(a)
-		released += n
-		errs.add(e2)
 		if whole(a) {
 			active = append(active, a)
 		} else {

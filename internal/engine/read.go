@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/hostmem"
 	"github.com/ebb-offload/ebb/internal/mem"
 	"github.com/ebb-offload/ebb/internal/pipeline"
 	"github.com/ebb-offload/ebb/internal/store"
@@ -67,7 +68,7 @@ func (e *Engine) readDevice(a *alloc.Allocation, addr mem.Addr, p []byte) error 
 // readBacking copies from off of a backing, block by block through one buffer. Only bytes of blocks
 // that are what was saved are given out.
 func (e *Engine) readBacking(a *alloc.Allocation, b store.Backing, off uint64, p []byte) error {
-	buf, free, err := store.MmapAlloc(e.block)
+	buf, free, err := hostmem.Pages(e.block, -1)
 	if err != nil {
 		return err
 	}

@@ -49,13 +49,10 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Res
 		return res, err
 	}
 	defer e.backings.rest()
+	defer e.watchDisks()()
 	created, t, err := e.restore(set)
 	if err != nil {
-		var errs errorList
-		for _, a := range set {
-			_, e2 := e.releasePieces(a)
-			errs.add(e2)
-		}
+		_, errs := e.releaseAll(set)
 		e.table.Settle(set, alloc.Paused)
 		return res, errors.Join(err, errs.err())
 	}
@@ -65,7 +62,7 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Res
 	res = t.result()
 	for _, a := range set {
 		res.Bytes += a.Size
-		if a.Backup == alloc.BackupCPU && !s.RetainCPU {
+		if a.Backup == alloc.BackupCPU && !s.RetainCPU && !e.config.HostArena {
 			if err := e.backings.release(a); err != nil {
 				e.log.Print(err) // the memory is back; only host memory is lost
 			}
@@ -80,10 +77,8 @@ func (e *Engine) restore(set []*alloc.Allocation) (created uint64, t *transfer, 
 	if created, err = e.createOnce(set); err != nil {
 		return 0, nil, err
 	}
-	for _, a := range set {
-		if err := e.mapPieces(a); err != nil {
-			return 0, nil, err
-		}
+	if err := inParallel(len(set), func(i int) error { return e.mapPieces(set[i]) }); err != nil {
+		return 0, nil, err
 	}
 	held := make([]store.Backing, len(set))
 	for i, a := range set {

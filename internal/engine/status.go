@@ -22,7 +22,7 @@ type Status struct {
 	BytesActive   uint64       `json:"bytes_active"`
 	BytesPaused   uint64       `json:"bytes_paused"`
 	StagingBytes  uint64       `json:"staging_bytes"`
-	Workers       int          `json:"workers"`
+	Workers       int          `json:"workers"` // at most
 	BlockBytes    uint64       `json:"block_bytes"`
 	Probes        []tuning     `json:"probes"` // how many workers serve which directories
 	Tags          []TagStatus  `json:"tags"`
@@ -30,6 +30,7 @@ type Status struct {
 	LastResume    *outcome     `json:"last_resume"`
 	Disk          DiskStatus   `json:"disk"`
 	HostBytes     uint64       `json:"host_bytes"`
+	Host          HostStatus   `json:"host"`
 	Objects       ObjectStatus `json:"objects"`
 	Kept          []alloc.Kept `json:"kept"` // what a pause of everything leaves on the device, by reason
 	Unmanaged     unmanaged    `json:"unmanaged"`
@@ -59,6 +60,15 @@ type DiskStatus struct {
 	Files  int    `json:"files"`
 	Bytes  uint64 `json:"bytes"`
 	Direct bool   `json:"direct_io"` // false after the file system refused O_DIRECT
+
+	Dirs []DirStatus `json:"dirs"` // all that were used
+}
+
+// DirStatus counts what one directory was given and gave back so far.
+type DirStatus struct {
+	Dir     string `json:"dir"`
+	Written uint64 `json:"written_bytes"`
+	Read    uint64 `json:"read_bytes"`
 }
 
 // outcome is what the latest pause or resume did.
@@ -137,8 +147,12 @@ func (e *Engine) Status(classes []Class) []byte {
 	s.Kept = e.table.KeptOf(nil)
 	s.Unmanaged = e.unmanaged(classes)
 	files := e.backings.files.Usage()
-	s.Disk = DiskStatus{Files: files.Files, Bytes: files.DiskBytes, Direct: !files.Buffered}
-	s.HostBytes = e.backings.pinned.Usage().HostBytes + e.backings.mmap.Usage().HostBytes
+	s.Disk = DiskStatus{Files: files.Files, Bytes: files.DiskBytes, Direct: !files.Buffered, Dirs: []DirStatus{}}
+	for _, d := range files.Dirs {
+		s.Disk.Dirs = append(s.Disk.Dirs, DirStatus{Dir: d.Dir, Written: d.WriteBytes, Read: d.ReadBytes})
+	}
+	s.Host = e.hostStatus()
+	s.HostBytes = s.Host.Bytes
 	e.mu.Lock()
 	s.Disk.Dir, s.StagingBytes = e.diskDir, e.stagingSize
 	s.LastPause, s.LastResume = e.lastPause, e.lastResume

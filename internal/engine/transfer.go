@@ -57,6 +57,28 @@ func (t *transfer) devices() []int {
 // addr is where the block is on its device.
 func (t *transfer) addr(b plan.Block) mem.Addr { return t.set[b.Item].At() + mem.Addr(b.Offset) }
 
+// unused reports whether all of the block is memory whose bytes its owner does not need. Memory that
+// its owner mapped must be unused wherever it is mapped.
+func (t *transfer) unused(b plan.Block, unused *plan.Ranges) bool {
+	a := t.set[b.Item]
+	if a.Kind != alloc.Object {
+		return unused.Contain(a.Base+mem.Addr(b.Offset), b.Length)
+	}
+	found := false
+	for _, m := range a.Mappings {
+		switch end := b.Offset + b.Length; {
+		case end <= m.Offset || m.Offset+m.Length <= b.Offset:
+		case b.Offset < m.Offset || end > m.Offset+m.Length:
+			return false
+		case !unused.Contain(m.Addr+mem.Addr(b.Offset-m.Offset), b.Length):
+			return false
+		default:
+			found = true
+		}
+	}
+	return found
+}
+
 // entry is what the block's backing knows of it.
 func (t *transfer) entry(b plan.Block) store.Block { return t.held[b.Item].Block(b.Offset) }
 

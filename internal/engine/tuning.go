@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"strings"
+
 	"github.com/ebb-offload/ebb/internal/pipeline"
 )
 
@@ -16,9 +18,12 @@ type tuning struct {
 // runTuned runs work with the number of workers that was best for its directories; the first
 // operation that moves enough finds it out.
 func (e *Engine) runTuned(d pipeline.Direction, work pipeline.Work) error {
-	dirs, name := e.dir(), [...]string{pipeline.Store: "pause", pipeline.Load: "resume"}[d]
-	if t := e.tuned(dirs, name); t != nil {
-		return e.pool.Run(d, work, t.Workers)
+	if work.Disk.Len == 0 {
+		return e.pool.Run(d, work, pipeline.DefaultWorkers)
+	}
+	dirs, name := strings.Join(e.dirs(), ","), [...]string{pipeline.Store: "pause", pipeline.Load: "resume"}[d]
+	if n := e.tuned(dirs, name); n > 0 {
+		return e.pool.Run(d, work, n)
 	}
 	best, trials, err := e.pool.Probe(d, work)
 	if err == nil && len(trials) > 0 {
@@ -29,14 +34,24 @@ func (e *Engine) runTuned(d pipeline.Direction, work pipeline.Work) error {
 	return err
 }
 
-// tuned is what is known of the directories and the direction, or nil.
-func (e *Engine) tuned(dirs, direction string) *tuning {
+// tuned is the number of workers for the directories and the direction; 0: not known.
+func (e *Engine) tuned(dirs, direction string) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for i := range e.tunings {
-		if t := &e.tunings[i]; t.Dirs == dirs && t.Direction == direction {
-			return t
+	for _, t := range e.tunings {
+		if t.Dirs == dirs && t.Direction == direction {
+			return t.Workers
 		}
 	}
-	return nil
+	return 0
+}
+
+// watchDisks begins to watch how fast directories are; the result names the slow ones.
+func (e *Engine) watchDisks() (done func()) {
+	before := e.backings.files.Usage()
+	return func() {
+		for _, d := range e.backings.files.Usage().Slow(before) {
+			e.sayOnce(d.String())
+		}
+	}
 }

@@ -1,0 +1,171 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/hostmem"
+	"github.com/ebb-offload/ebb/internal/store"
+)
+
+// hostMemory is the host memory that backups lie in. Plain torch_memory_saver callers get memory
+// per allocation, as the driver gives it; with an arena it is taken once and kept.
+type hostMemory struct {
+	mu     sync.Mutex // guards the fields below; held while the arena is made
+	arena  *hostmem.Arena
+	asked  bool   // budget was set
+	budget uint64 // bytes of host memory for disk backups
+	why    string // how it was chosen; "": it was given
+}
+
+// allocArena takes host memory from the arena, which is made at the first call. It is registered
+// with the driver piece by piece, in the background: while one piece is registered, the one before
+// is copied to.
+func (e *Engine) allocArena(size uint64) (store.Extent, error) {
+	arena, err := e.hostArena()
+	if err != nil {
+		return nil, err
+	}
+	return arena.Alloc(size)
+}
+
+func (e *Engine) hostArena() (*hostmem.Arena, error) {
+	dev := e.anyDevice()
+	e.host.mu.Lock()
+	defer e.host.mu.Unlock()
+	if e.host.arena != nil {
+		return e.host.arena, nil
+	}
+	arena, err := hostmem.New(hostmem.Options{
+		BlockBytes: e.block, NUMANode: e.drv.NUMANode(dev),
+		Register: func(p unsafe.Pointer, n uint64) error {
+			return e.withDevice(dev, func() error { return e.drv.HostRegister(p, n) })
+		},
+		Unregister: func(p unsafe.Pointer) error {
+			return e.withDevice(dev, func() error { return e.drv.HostUnregister(p) })
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	e.host.arena = arena
+	return arena, nil
+}
+
+// allocPinned takes pinned host memory from the driver, for all contexts. Whether the host has it
+// is the caller's to ask.
+func (e *Engine) allocPinned(size uint64) ([]byte, func() error, error) {
+	dev := e.anyDevice()
+	var p unsafe.Pointer
+	err := e.withDevice(dev, func() (err error) {
+		p, err = e.drv.HostAlloc(size)
+		return err
+	})
+	if device.IsOutOfMemory(err) {
+		return nil, nil, fmt.Errorf("%w: pin %d bytes: %w", hostmem.ErrMemory, size, err)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("pin %d bytes of host memory: %w", size, err)
+	}
+	free := func() error { return e.withDevice(dev, func() error { return e.drv.HostFree(p) }) }
+	return unsafe.Slice((*byte)(p), size), free, nil
+}
+
+// allocPages takes plain host memory, near the device.
+func (e *Engine) allocPages(size uint64) ([]byte, func() error, error) {
+	return hostmem.Pages(size, e.drv.NUMANode(e.anyDevice()))
+}
+
+// extents makes extents of what an allocator of plain memory gives.
+func extents(take func(size uint64) ([]byte, func() error, error)) func(uint64) (store.Extent, error) {
+	return func(size uint64) (store.Extent, error) {
+		memory, free, err := take(size)
+		if err != nil {
+			return nil, err
+		}
+		return store.Plain(memory, free), nil
+	}
+}
+
+// checkHost refuses CPU backups that the host has no memory for, before any is taken. The arena
+// and plain pages do that themselves; what the driver pins, the system would take from others.
+func (e *Engine) checkHost(set []*alloc.Allocation) error {
+	if e.config.HostArena {
+		return nil
+	}
+	var sum uint64
+	for _, a := range set {
+		if a.Backup == alloc.BackupCPU && !a.Mmap && e.backings.find(a) == nil {
+			sum += a.Size
+		}
+	}
+	if sum == 0 {
+		return nil
+	}
+	return hostmem.Check(sum)
+}
+
+// hostBudget is how much host memory disk backups may take. Where the engine is to choose, it does
+// so once, before it has taken any, and says why.
+func (e *Engine) hostBudget() uint64 {
+	e.host.mu.Lock()
+	defer e.host.mu.Unlock()
+	if e.host.asked {
+		return e.host.budget
+	}
+	e.host.asked = true
+	if !e.config.HostAuto {
+		e.host.budget = e.config.HostBytes
+		return e.host.budget
+	}
+	ranks := e.config.LocalRanks
+	if ranks == 0 {
+		ranks, _ = e.drv.DeviceCount()
+	}
+	verdict, err := hostmem.Budget(ranks)
+	if err != nil {
+		e.host.why = err.Error()
+		e.log.Printf("host memory for disk backups: none, its size cannot be found out: %v", err)
+		return 0
+	}
+	e.host.budget, e.host.why = verdict.Bytes, verdict.String()
+	e.log.Printf("host memory for disk backups, before the disk: %s", e.host.why)
+	return e.host.budget
+}
+
+// HostStatus is the host memory of backups.
+type HostStatus struct {
+	Bytes     uint64 `json:"bytes"`        // that backups use
+	Held      uint64 `json:"held_bytes"`   // kept between pauses, used or not
+	Budget    uint64 `json:"budget_bytes"` // for disk backups
+	BudgetWhy string `json:"budget_why,omitempty"`
+}
+
+func (e *Engine) hostStatus() HostStatus {
+	e.host.mu.Lock()
+	defer e.host.mu.Unlock()
+	s := HostStatus{Budget: e.host.budget, BudgetWhy: e.host.why}
+	if e.host.arena != nil {
+		s.Held = e.host.arena.Usage().Held
+	}
+	for _, st := range e.backings.stores() {
+		s.Bytes += st.Usage().HostBytes
+	}
+	return s
+}
+
+// closeHost gives the arena back.
+func (e *Engine) closeHost() error {
+	e.host.mu.Lock()
+	defer e.host.mu.Unlock()
+	if e.host.arena == nil {
+		return nil
+	}
+	err := e.host.arena.Close()
+	e.host.arena = nil
+	return errors.Join(err)
+}
