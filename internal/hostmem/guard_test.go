@@ -21,7 +21,7 @@ func TestTheGuardKeepsAReserve(t *testing.T) {
 		{Limits{Total: 1024 * gib, Available: 1 * gib}, gib / 2, gib / 2, true}, // a small need, a small reserve
 		{Limits{Total: 1024 * gib, Available: 1 * gib}, gib/2 + 1, gib/2 + 1, false},
 		{Limits{Total: 1024 * gib, Available: 1 * gib}, gib / 2, math.MaxUint64, false}, // part of something large
-		{small, gib * 3 / 4, gib * 3 / 4, true}, // a sixteenth of 4 GiB stays free
+		{small, gib * 3 / 4, gib * 3 / 4, true},                                         // a sixteenth of 4 GiB stays free
 		{small, gib*3/4 + 1, gib*3/4 + 1, false},
 		{Limits{Total: gib, Available: gib, Groups: []Group{{Path: "/full", Limit: gib, Used: 2 * gib}}}, 1, 1, false},
 		{large, 0, 0, true},
