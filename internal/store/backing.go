@@ -7,8 +7,9 @@ import (
 )
 
 // Backing holds the bytes of one allocation. WriteBlock and ReadBlock may be called from many
-// goroutines at once for different blocks, and Block, Mark, Memory and Where likewise; the other
-// methods from one at a time, with no block call under way. Release may come at any time.
+// goroutines at once for different blocks, and Block, Mark, Direct, Memory and Where likewise;
+// the other methods from one at a time, with no block call under way. Release may come at any
+// time. Different backings have nothing to do with one another.
 type Backing interface {
 	// Reserve takes the room for all size bytes (file extents, host pages), so that a lack of
 	// it shows before anything is copied. Idempotent; room is kept until Release. Room that
@@ -40,7 +41,8 @@ type Backing interface {
 	// block absent before, and stored after. Valid from Reserve to Release.
 	Memory(off uint64) ([]byte, error)
 	// Commit is called after the last write: no block may be absent (ErrAbsent names the first
-	// that is), and all is on the device when it returns. When it fails all are absent.
+	// that is), and all is on the device when it returns. When that cannot be had, all blocks
+	// are absent.
 	Commit() error
 	// Invalidate forgets all blocks and keeps the room.
 	Invalidate()
@@ -48,8 +50,8 @@ type Backing interface {
 	// it; ErrNoMemory when not all of the backing lies there now, ErrAbsent while a block is
 	// absent. What dead blocks show is undefined. Valid until Release.
 	Pointer(off uint64) (unsafe.Pointer, error)
-	// Where names for people the place of the block at off: "file /x/ebb-….bak (offset 4096)"
-	// or "host memory".
+	// Where names for people the place of the block at off: "file /x/ebb-….bak (offset 4096)",
+	// "host memory", or the allocation when it has none.
 	Where(off uint64) string
 	// Release gives back all room; other calls fail from then on. Idempotent. After an error
 	// it can be called again.
@@ -348,7 +350,7 @@ func (b *backing) Where(off uint64) string {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	if !b.reserved || !b.blocks.begins(off) {
-		return fmt.Sprintf("allocation %d, which has no room there", b.id)
+		return fmt.Sprintf("allocation %d", b.id)
 	}
 	at := b.blocks.at(off).place
 	if at.inHost() {

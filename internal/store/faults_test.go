@@ -708,6 +708,43 @@ func TestNoPreallocation(t *testing.T) {
 	w.closed(t)
 }
 
+// TestASmallAllocationCostsFewCalls: thousands of them must not cost more than one large one.
+// Every file is opened once for writing and once for reading, and closed at rest.
+func TestASmallAllocationCostsFewCalls(t *testing.T) {
+	w := newWorld(t, mode{})
+	w.size, w.backings = testBlock, nil
+	b := w.open(t, 5)
+	if err := b.Reserve(); err != nil {
+		t.Fatal(err)
+	}
+	w.store.Rest()
+	p := pages(t, testBlock)
+	look := []string{"fstat", "fstatat"} // that its directory and its name are still the same
+	open := append(slices.Clone(look), "openat direct", "fstat")
+	for _, step := range []struct {
+		what string
+		do   func() error
+		want []string
+	}{
+		{"reserve", b.Reserve, look},
+		{"write", func() error { return b.WriteBlock(0, p, filled(1)) }, append(slices.Clone(open), "pwrite")},
+		{"write again", func() error { return b.WriteBlock(0, p, filled(1)) }, []string{"pwrite"}},
+		{"commit", b.Commit, look},
+		{"rest", func() error { w.store.Rest(); return nil }, []string{"close"}},
+		{"read", func() error { return b.ReadBlock(0, p) }, append(slices.Clone(open), "pread")},
+		{"mark", func() error { b.Mark(0, Block{State: Zero}); return nil }, nil},
+		{"read zeros", func() error { return b.ReadBlock(0, p) }, nil},
+	} {
+		w.sys.calls = nil
+		if err := step.do(); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(w.sys.calls, step.want) {
+			t.Errorf("%s: calls %v, want %v", step.what, w.sys.calls, step.want)
+		}
+	}
+}
+
 // TestDescriptorsAreBounded uses more files than may be open, from several goroutines.
 func TestDescriptorsAreBounded(t *testing.T) {
 	const limit, backings, workers = 3, 9, 6
@@ -773,5 +810,51 @@ func TestCloseDuringBlockCalls(t *testing.T) {
 		t.Error(err)
 	}
 	wg.Wait()
+	w.closed(t)
+}
+
+// hanging is a disk whose writes do not return until it is let go.
+type hanging struct {
+	*faulty
+	begun, let chan struct{}
+}
+
+func (s hanging) pwrite(fd int, p []byte, off int64) (int, error) {
+	s.begun <- struct{}{}
+	<-s.let
+	return s.faulty.pwrite(fd, p, off)
+}
+
+// TestAHangingDiskHoldsUpItsOwnBlocksOnly: neither other files nor Close wait for it.
+func TestAHangingDiskHoldsUpItsOwnBlocksOnly(t *testing.T) {
+	w := newWorld(t, mode{dirs: 2})
+	w.store.fds.max = 4
+	if err := w.cycle(t, 1); err != nil {
+		t.Fatal(err)
+	}
+	disk := hanging{faulty: w.sys, begun: make(chan struct{}), let: make(chan struct{})}
+	w.store.sys = disk
+	failed := make(chan error)
+	p := pages(t, testBlock)
+	go func() { failed <- w.backings[0].WriteBlock(0, p, filled(9)) }()
+	<-disk.begun
+	for _, b := range w.backings {
+		if err := b.ReadBlock(testBlock, pages(t, testBlock)); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := w.backings[0].Block(0); got != (Block{}) {
+		t.Errorf("during the write the block is %+v", got)
+	}
+	if err := w.store.Close(); err != nil {
+		t.Error(err)
+	}
+	close(disk.let)
+	<-failed
+	if got := w.backings[0].Block(0); got.State == Stored {
+		if err := w.backings[0].ReadBlock(0, p); !errors.Is(err, ErrClosed) {
+			t.Errorf("a released backing can be read: %v", err)
+		}
+	}
 	w.closed(t)
 }

@@ -12,8 +12,8 @@
 //
 // Locks, in the order they are taken: backing.mu; diskFile.opening or directory.proving; then
 // one of directory.handling, Store.dirMu, Store.mu and fdCache.mu, which are never held
-// together. No lock but diskFile.opening, of the file alone, is held over a transfer or the
-// opening of a file, so that a disk that hangs holds up its own blocks only.
+// together. No lock is held over a transfer, nor over waiting for host memory, so that a disk
+// that hangs holds up its own blocks only, and Release nothing.
 package store
 
 import (

@@ -36,6 +36,7 @@ func Run(t *testing.T, m Maker) {
 	t.Run("bytes come back", m.roundTrip)
 	t.Run("a block is absent until it is written", m.absent)
 	t.Run("blocks in parallel", m.parallel)
+	t.Run("backings in parallel", m.several)
 	t.Run("overwriting in place", m.overwrite)
 	t.Run("invalidate", m.invalidate)
 	t.Run("commit needs every block", m.commit)
@@ -221,6 +222,49 @@ func (m Maker) parallel(t *testing.T) {
 	wg.Wait()
 	if err := b.Commit(); err != nil {
 		t.Error(err)
+	}
+}
+
+// several checks that backings come and go beside one another.
+func (m Maker) several(t *testing.T) {
+	const workers, rounds = 6, 8
+	s, first := m.open(t, 2*Block)
+	Write(t, first, 2*Block, 1)
+	var wg sync.WaitGroup
+	for w := range uint64(workers) {
+		p, want := Buffer(t, Block), Buffer(t, Block)
+		wg.Go(func() {
+			for round := range uint64(rounds) {
+				size := (w%3 + 1) * Block
+				b, err := s.Open(100*w+round, size)
+				if err == nil {
+					err = b.Reserve()
+				}
+				for off := uint64(0); off < size && err == nil; off += Block {
+					Fill(want, 1000*w+off+round)
+					copy(p, want)
+					if err = b.WriteBlock(off, p, store.Block{State: store.Stored}); err == nil {
+						clear(p)
+						err = b.ReadBlock(off, p)
+					}
+					if err == nil && !bytes.Equal(p, want) {
+						err = fmt.Errorf("block at %d: other bytes than were written", off)
+					}
+				}
+				if err == nil {
+					err = b.Commit()
+				}
+				if err := errors.Join(err, b.Release()); err != nil {
+					t.Errorf("worker %d, round %d: %v", w, round, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	Check(t, first, 2*Block, 1)
+	if u := s.Usage(); u.HostBytes+u.DiskBytes != 2*Block {
+		t.Errorf("one backing of %d bytes is left, which take %+v", 2*Block, u)
 	}
 }
 
