@@ -133,7 +133,8 @@ int ebb_resume(const char *const *tags, size_t ntags, double timeout_s, ebb_resu
 /*
  * Copies n bytes of managed memory at gpu_ptr to host memory: from the backup while it is
  * paused (without using the GPU), from the device otherwise, where work submitted earlier is
- * waited for. [gpu_ptr, gpu_ptr + n) must lie in one allocation. Paused memory with backup
+ * waited for. [gpu_ptr, gpu_ptr + n) must lie in one allocation, or in memory that its owner
+ * mapped without holes. Paused memory with backup
  * EBB_BACKUP_NONE has no bytes: EBB_ERR_STATE. n 0 does nothing.
  */
 int ebb_read(const void *gpu_ptr, size_t n, void *buf);

@@ -125,11 +125,21 @@ func (a *Allocation) At() mem.Addr {
 	return a.Base
 }
 
-func (a *Allocation) String() string {
+// Address is where the allocation begins, for messages: of an Object, where it was mapped last; 0
+// if it never was.
+func (a *Allocation) Address() mem.Addr {
 	if a.Kind == Object {
-		return fmt.Sprintf("memory object %d (tag %q, device %d, %d bytes)", a.ID, a.Tag, a.Device, a.Size)
+		return mem.Addr(a.latest.Load())
 	}
-	return fmt.Sprintf("allocation %d (tag %q, device %d, %d bytes at %v)", a.ID, a.Tag, a.Device, a.Size, a.Base)
+	return a.Base
+}
+
+func (a *Allocation) String() string {
+	kind, at := "allocation", "at"
+	if a.Kind == Object {
+		kind, at = "memory object", "last mapped at"
+	}
+	return fmt.Sprintf("%s %d (tag %q, device %d, %d bytes %s %v)", kind, a.ID, a.Tag, a.Device, a.Size, at, a.Address())
 }
 
 // Errors of the table.

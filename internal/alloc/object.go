@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"sort"
+	"sync/atomic"
 
 	"github.com/ebb-offload/ebb/internal/mem"
 )
@@ -29,6 +30,8 @@ type Owned struct {
 	Mappings []*Mapping // in the order in which they were made
 	Through  mem.Addr   // an address at which the engine may copy; 0: none now
 	Window   bool       // Through is a mapping of the engine's own
+
+	latest atomic.Uint64 // address of the latest mapping, for messages
 }
 
 // Mapping is an Object mapped at an address by its owner.
@@ -134,6 +137,7 @@ func (t *Table) Map(a *Allocation, m *Mapping) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m.Of = a
+	a.latest.Store(uint64(m.Addr))
 	a.Mappings = append(a.Mappings, m)
 	t.mapped = slices.Insert(t.mapped, t.searchMapped(m.Addr), m)
 }

@@ -102,6 +102,9 @@ func (b *backings) release(a *alloc.Allocation) error {
 // is paused, and afterwards while backups are retained.
 func (e *Engine) BackupPointer(addr mem.Addr, size uint64) (unsafe.Pointer, error) {
 	a, _, err := e.table.Find(addr, size)
+	if err != nil && e.table.MappingAt(addr) != nil {
+		return nil, fmt.Errorf("%w: the %d bytes at %v are not in one allocation, whose backup is one piece", ErrState, size, addr)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("backup pointer of %d bytes at %v: %w", size, addr, err)
 	}

@@ -27,7 +27,7 @@ type details struct {
 }
 
 func (d *details) about(a *alloc.Allocation, off, n uint64) {
-	d.Tag, d.Address, d.Offset, d.Bytes = &a.Tag, a.Base.String(), &off, &n
+	d.Tag, d.Address, d.Offset, d.Bytes = &a.Tag, a.Address().String(), &off, &n
 }
 
 // Details is an error as one JSON object, in the form of ebb_last_error_json.

@@ -22,12 +22,36 @@ func (e *Engine) Read(addr mem.Addr, p []byte, captureActive bool) error {
 	e.op.Lock() // no pause or resume changes where the bytes are
 	defer e.op.Unlock()
 	defer e.backings.rest()
-	a, state, err := e.table.Hold(addr, uint64(len(p)))
+	for done := 0; done < len(p); {
+		n, err := e.readPiece(addr+mem.Addr(done), p[done:], captureActive)
+		if err != nil {
+			return fmt.Errorf("%d bytes at %v: %w", len(p), addr, err)
+		}
+		done += n
+	}
+	return nil
+}
+
+// readPiece reads from one allocation: all of p, or up to the end of an object's mapping, where the
+// next one may follow.
+func (e *Engine) readPiece(addr mem.Addr, p []byte, captureActive bool) (n int, err error) {
+	a, state, err := e.table.Hold(addr, 1)
 	if err != nil {
-		return fmt.Errorf("%d bytes at %v: %w", len(p), addr, err)
+		return 0, err
 	}
 	defer e.table.Unhold(a)
-	off, _ := e.table.Place(addr)
+	off, room := e.table.Place(addr)
+	if room < uint64(len(p)) {
+		if a.Kind == alloc.Range {
+			return 0, fmt.Errorf("%v ends before: %w", a, alloc.ErrNotManaged)
+		}
+		p = p[:room]
+	}
+	return len(p), e.readHeld(a, state, addr, off, p, captureActive)
+}
+
+// readHeld reads bytes of one allocation, which is held: from addr, that is from off in it.
+func (e *Engine) readHeld(a *alloc.Allocation, state alloc.State, addr mem.Addr, off uint64, p []byte, captureActive bool) error {
 	switch {
 	case state == alloc.Active && captureActive:
 		return fmt.Errorf("%v is active: %w", a, ErrCapture)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -620,8 +621,8 @@ func TestAnAddressThatTheOwnerGaveAwayWhilePausedFailsTheResumeByName(t *testing
 
 func TestReadOfObjectsInEveryState(t *testing.T) {
 	o := newOwner(t)
-	p := o.reserve(2 * grain)
-	a := o.mapped(p, 2*grain, 0, disk("x"))
+	p := o.reserve(4 * grain)
+	a, b := o.mapped(p, 2*grain, 0, disk("x")), o.mapped(p+2*grain, 2*grain, 0, pinned("x"))
 	got := make([]byte, 1000)
 	for _, paused := range []bool{false, true} {
 		if paused {
@@ -631,9 +632,30 @@ func TestReadOfObjectsInEveryState(t *testing.T) {
 		if !bytes.Equal(got, a.want[777:1777]) {
 			t.Fatalf("paused %t: other bytes", paused)
 		}
-		if err := o.Read(p+2*grain-10, got, false); !errors.Is(err, alloc.ErrNotManaged) {
-			t.Fatalf("beyond the mapping: %v", err)
+		if err := o.Read(p+4*grain-10, got, false); !errors.Is(err, alloc.ErrNotManaged) {
+			t.Fatalf("beyond the mappings: %v", err)
 		}
+		check(t, o.Read(p+2*grain-300, got, false)) // a tensor in two pieces of a segment
+		if want := slices.Concat(a.want[2*grain-300:], b.want[:700]); !bytes.Equal(got, want) {
+			t.Fatalf("paused %t: other bytes over two objects", paused)
+		}
+		if _, err := o.BackupPointer(p+2*grain-300, 1000); paused && Code(err) != CodeState {
+			t.Fatalf("one backup for two objects: %v", err)
+		}
+	}
+	o.resume()
+	o.holds(a, b)
+}
+
+func TestTheBackupOfAnObjectIsFoundByItsAddress(t *testing.T) {
+	o := newOwner(t)
+	p := o.reserve(2 * grain)
+	a := o.mapped(p, 2*grain, 0, pinned("x"))
+	o.pause()
+	host, err := o.BackupPointer(p+1000, 5000)
+	check(t, err)
+	if !bytes.Equal(unsafe.Slice((*byte)(host), 5000), a.want[1000:6000]) {
+		t.Fatal("other bytes")
 	}
 	o.resume()
 	o.holds(a)
