@@ -122,9 +122,10 @@ test-long: build ## long forms of the random and kill tests; prints their seeds
 	@echo "make test-long: all passed"
 
 .PHONY: gpu-wheels
-gpu-wheels: ## fetch the published torch_memory_saver, for scripts/test-gpu.sh on a machine without a network
+gpu-wheels: ## fetch the published torch_memory_saver and vLLM's sleep allocator, for scripts/test-gpu.sh on a machine without a network
 	@mkdir -p build/wheels
 	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --platform manylinux2014_x86_64 --python-version 3.12 --dest build/wheels torch-memory-saver==0.0.10
+	PYTHON=$(PYTHON) scripts/fetch-vllm-allocator.sh
 
 .PHONY: bench
 bench: build ## cost of the preloaded library in processes that use no GPU

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Tests ebb on this machine's GPU. Needs what `make build` puts into dist/ (build it anywhere),
-# Python with PyTorch, and a directory on a real disk; no Go, no compiler, no network.
+# Python with PyTorch, and a directory on a real disk; no Go, no compiler (with nvcc one check more is
+# made), no network.
 #
-#   scripts/test-gpu.sh              everything, in about 8 minutes
-#   scripts/test-gpu.sh PART...      some of it: train content children python tms throughput demo
+#   scripts/test-gpu.sh              everything
+#   scripts/test-gpu.sh PART...      some of it: train content children python expandable vllm tms
+#                                    fingerprint throughput bench demo
 #
-# The part tms needs the published torch_memory_saver as a wheel in build/wheels. Where there is a
-# network, make gpu-wheels fetches it; take that folder along.
+# The part tms needs the published torch_memory_saver, the part vllm the sleep allocator of the
+# published vLLM, in build/wheels. Where there is a network, make gpu-wheels fetches both; take that
+# folder along.
 #
 # GPUTEST_DISK  directory for backup files, default build/test-gpu; up to 15 GB are written
 # PYTHON         the Python that has PyTorch, default python3
@@ -40,6 +43,7 @@ export CUBLAS_WORKSPACE_CONFIG=:4096:8 # PyTorch's deterministic mode wants it
 finish() {
 	if [[ -n ${OUT:-} && -d $OUT ]]; then
 		cp "$GPUTEST_REPORT" "$OUT/test-gpu.report"
+		if [[ -e $logs/bench.json ]]; then cp "$logs/bench.json" "$OUT/bench.json"; fi
 		for log in "$logs"/*.log; do [[ -e $log ]] && printf '=== %s\n' "$(basename "$log" .log)" && cat "$log"; done >"$OUT/test-gpu.log" || true
 	fi
 	rm -rf "$logs" "$disk"
@@ -48,6 +52,15 @@ trap finish EXIT
 
 pass() { echo "PASS $1" | tee -a "$GPUTEST_REPORT"; }
 fail() { echo "FAIL $1" | tee -a "$GPUTEST_REPORT"; }
+
+# saw NAME SECONDS COMMAND...: records how a command ends: status, and what it said last. No check.
+saw() {
+	local name=$1 seconds=$2 log got=0
+	log=$logs/${name//[ ,]/-}.log
+	shift 2
+	timeout --kill-after=15 "$seconds" "$@" >"$log" 2>&1 </dev/null || got=$?
+	echo "SAW $name: status $got; $(grep -v '^$' "$log" | tail -n 1 | cut -c 1-160)" | tee -a "$GPUTEST_REPORT"
+}
 
 # part NAME SECONDS STATUS COMMAND...: runs a command, which must end with STATUS within SECONDS.
 part() {
@@ -119,6 +132,8 @@ train_parts() {
 content_parts() {
 	part "content" 100 0 "${hooked[@]}" "$python" "$tests/content.py"
 	no_files_left "content"
+	part "content, broken context" 60 0 "${hooked[@]}" "$python" "$tests/sticky.py"
+	find "$disk" -name '*.bak' -delete # it ends without its exit handlers
 }
 
 children_parts() {
@@ -131,6 +146,52 @@ python_parts() {
 	no_files_left "python"
 	part "python, pluggable allocator" 150 0 env TMS_DISK_BACKUP_DIR="$disk/pluggable" TMS_DISK_BACKUP_CHUNK_MB=256 "$python" "$tests/python_api.py" pluggable
 	no_files_left "python, pluggable allocator"
+}
+
+# Both names of the setting, and both ways to manage: regions, and the whole process.
+expandable_parts() {
+	local on=PYTORCH_ALLOC_CONF=expandable_segments:True old=PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+	local train=("$python" "$tests/train.py" --steps 12) binary=-
+	part "expandable regions" 90 0 env "$on" "${hooked[@]}" "$python" "$tests/expandable.py" regions
+	no_files_left "expandable regions"
+	part "expandable process" 120 0 env "$old,garbage_collection_threshold:0.6" TMS_INIT_ENABLE=1 TMS_INIT_ENABLE_CPU_BACKUP=1 \
+		TMS_RETAIN_CPU_BACKUP=1 "${hooked[@]}" "$python" "$tests/expandable.py" process
+	part "cudaMallocAsync" 60 0 env PYTORCH_ALLOC_CONF=backend:cudaMallocAsync TMS_INIT_ENABLE=1 TMS_INIT_ENABLE_CPU_BACKUP=1 \
+		"${hooked[@]}" "$python" "$tests/expandable.py" async
+	part "expandable train reference" 60 0 env "$on" "${train[@]}" --losses "$logs/reference.losses"
+	part "expandable train disk" 90 0 env "$on" "${run_disk[@]}" "${train[@]}" --name "expandable, ebb run, disk" --park-every 4 --losses "$logs/expandable-disk.losses"
+	same_losses "expandable, ebb run, disk" expandable-disk
+	no_files_left "expandable, ebb run, disk"
+	part "expandable train cpu" 90 0 env "$old" "${run_cpu[@]}" "${train[@]}" --name "expandable, ebb run, cpu" --park-every 4 --losses "$logs/expandable-cpu.losses"
+	same_losses "expandable, ebb run, cpu" expandable-cpu
+	if command -v nvcc >/dev/null && nvcc -cudart static -I abi -o "$logs/static_runtime" "$tests/static_runtime.cu" -ldl >"$logs/nvcc.log" 2>&1; then
+		binary=$logs/static_runtime
+	fi
+	part "others" 90 0 "${hooked[@]}" "$python" "$tests/others.py" "$binary"
+}
+
+vllm_parts() {
+	if [[ ! -e build/wheels/vllm/vllm/cumem_allocator.abi3.so ]]; then
+		fail "vllm: no sleep allocator in build/wheels/vllm (make gpu-wheels)"
+		return
+	fi
+	part "vllm" 60 0 "${hooked[@]}" "$python" "$tests/vllm_sleep.py" build/wheels/vllm
+	part "vllm, whole process managed" 60 0 env TMS_INIT_ENABLE=1 TMS_INIT_ENABLE_CPU_BACKUP=1 "${hooked[@]}" "$python" "$tests/vllm_sleep.py" build/wheels/vllm
+	no_files_left "vllm"
+}
+
+fingerprint_parts() {
+	part "fingerprint" 60 0 "$python" "$tests/fingerprint.py" --figures
+}
+
+# The rows that a few minutes allow; ebb bench by itself measures all, on more bytes.
+bench_parts() {
+	local status=0 log=$logs/bench.log begin=$SECONDS
+	mkdir -p "$disk/bench"
+	timeout --kill-after=15 240 dist/bin/ebb bench --disk-dir "$disk/bench" --gib "${GPUTEST_BENCH_GIB:-2}" --rounds "${GPUTEST_BENCH_ROUNDS:-5}" \
+		--rows "${GPUTEST_BENCH_ROWS:-pause,resume,checks,cpu,adamw,unchanged}" --json "$logs/bench.json" >"$log" 2>&1 </dev/null || status=$?
+	cat "$log"
+	if [[ $status -eq 0 ]]; then pass "bench: done in $((SECONDS - begin)) s"; else fail "bench: ended with status $status"; fi
 }
 
 throughput_parts() {
@@ -151,6 +212,8 @@ tms_parts() {
 	plain=$PYTHONPATH
 	local -x PYTHONPATH=$site:$plain TMS_DISK_BACKUP_DIR=$disk/tms TMS_DISK_BACKUP_CHUNK_MB=256
 	"$python" -m zipfile -e "$wheel" "$site"
+	saw "tms disable inside a region, its own library, preload" 60 "$python" "$tests/tms/start.py" "$tests/tms/disable_inside.py" preload
+	saw "tms disable inside a region, its own library, torch" 60 "$python" "$tests/tms/disable_inside.py" torch
 	if "${adopt[@]}" >"$logs/tms-adopt.log" 2>&1 && "${adopt[@]}" --check >>"$logs/tms-adopt.log" 2>&1; then
 		pass "tms: $(head -n 1 "$logs/tms-adopt.log")"
 	else
@@ -162,6 +225,8 @@ tms_parts() {
 	part "tms torch" 200 0 "$python" "$tests/tms/main.py" torch
 	part "tms everything" 120 0 env TMS_INIT_ENABLE=1 TMS_INIT_ENABLE_CPU_BACKUP=1 \
 		"$python" "$tests/tms/start.py" "$tests/tms/everything.py" preload
+	saw "tms disable inside a region, ebb, preload" 60 "$python" "$tests/tms/start.py" "$tests/tms/disable_inside.py" preload
+	saw "tms disable inside a region, ebb, torch" 60 "$python" "$tests/tms/disable_inside.py" torch
 	part "tms leave, preload" 60 0 "$python" "$tests/tms/start.py" "$tests/tms/leave.py" preload
 	part "tms leave, torch" 60 0 "$python" "$tests/tms/leave.py" torch
 	no_files_left "tms"
@@ -182,7 +247,7 @@ demo_parts() {
 }
 
 parts=("$@")
-[[ $# -gt 0 ]] || parts=(train content children python tms throughput demo)
+[[ $# -gt 0 ]] || parts=(train content children python expandable vllm tms fingerprint throughput bench demo)
 for name in "${parts[@]}"; do
 	declare -F "${name}_parts" >/dev/null || { echo "test-gpu: no part named $name" >&2; exit 2; }
 	"${name}_parts"
@@ -197,7 +262,7 @@ table() {
 	echo "disk      $(df --output=fstype,source "$disk" | tail -n 1 | tr -s ' ')"
 	echo "duration  $SECONDS s"
 	grep '^FIGURE ' "$GPUTEST_REPORT" | sed 's/^FIGURE //' | awk -F': ' '{ printf "%-34s %s\n", $1, $2 }' || true
-	grep '^FAIL ' "$GPUTEST_REPORT" || true
+	grep -E '^(SAW|FAIL) ' "$GPUTEST_REPORT" || true
 	echo "test-gpu: $passed passed, $failed failed"
 }
 table | tee "$logs/table"

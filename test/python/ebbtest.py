@@ -44,12 +44,18 @@ class Ebb:
         for name in ("tms_set_interesting_region", "tms_set_enable_cpu_backup", "tms_set_enable_disk_backup", "tms_set_retain_cpu_backup"):
             getattr(lib, name).argtypes = [ctypes.c_bool]
             getattr(lib, name).restype = None
+        for name in ("interesting_region", "enable_cpu_backup", "enable_disk_backup"):
+            getattr(lib, "tms_get_" + name).restype = ctypes.c_bool
+        for name in ("current_tag", "cpu_backup_backend"):
+            getattr(lib, "tms_get_" + name).restype = ctypes.c_char_p
         lib.tms_get_cpu_backup_pointer.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
         lib.tms_get_cpu_backup_pointer.restype = ctypes.c_void_p
 
     @contextlib.contextmanager
     def region(self, tag="default", backup="none", backend="pinned"):
         """Allocations inside are managed, with this tag and backup."""
+        names = ("interesting_region", "current_tag", "enable_cpu_backup", "enable_disk_backup", "cpu_backup_backend")
+        before = [(name, getattr(self.lib, "tms_get_" + name)()) for name in names]
         self.lib.tms_set_interesting_region(True)
         self.lib.tms_set_current_tag(tag.encode())
         self.lib.tms_set_enable_cpu_backup(backup == "cpu")
@@ -58,7 +64,8 @@ class Ebb:
         try:
             yield
         finally:
-            self.lib.tms_set_interesting_region(False)
+            for name, value in before:
+                getattr(self.lib, "tms_set_" + name)(value)
 
     def pause(self, *tags):
         """(code, Result) of ebb_pause."""
