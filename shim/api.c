@@ -162,8 +162,11 @@ EXPORT int ebb_status(char *buf, size_t cap, size_t *need)
 		return fail(EBB_ERR_INVALID, "room for %zu bytes of status, but no buffer", cap);
 	enum engine_state state = engine_state();
 	if (state == ENGINE_READY) {
+		ebb_engine_unmanaged classes[CLASSES];
+		size_t nclasses = unmanaged_classes(classes);
+
 		engine_enter();
-		return engine_leave(engine.status(buf, cap, need, NULL, 0));
+		return engine_leave(engine.status(buf, cap, need, classes, nclasses));
 	}
 	if (state != ENGINE_ABSENT)
 		return engine_refuse(state);

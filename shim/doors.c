@@ -36,17 +36,19 @@ struct door *door_of_name(const char *name, int version)
 	return newest;
 }
 
-static bool is_ours(const struct door *door, const void *function)
+/* A driver whose own references go through the loader gives ours away as its own. */
+static bool is_ours(const void *function)
 {
-	for (size_t copy = 0; copy < DOOR_COPIES; copy++)
-		if (door->ours[copy] == function)
-			return true;
+	for (size_t i = 0; i < DOOR_COUNT; i++)
+		for (size_t copy = 0; copy < DOOR_COPIES; copy++)
+			if (doors[i]->ours[copy] == function)
+				return true;
 	return false;
 }
 
 void *door_open(struct door *door, void *found)
 {
-	if (is_ours(door, found))
+	if (is_ours(found))
 		return found;
 	for (size_t copy = 1; copy < DOOR_COPIES; copy++) {
 		void *there = door->real[copy];

@@ -32,24 +32,37 @@ static void *finds_nothing(void *handle, const char *name)
 	return NULL;
 }
 
-static _Atomic(dlsym_fn *) next_dlsym;
+static _Atomic(dlsym_fn *) libc_dlsym, next_dlsym;
 
-/* The dlsym that comes after ours: the C library's, or another hook's. */
+/* The C library's. */
+NOT_INSTRUMENTED static dlsym_fn *find_libc_dlsym(void)
+{
+	dlsym_fn *its = libc_dlsym;
+
+	for (size_t i = 0; its == NULL && i < sizeof(dlsym_versions) / sizeof(dlsym_versions[0]); i++)
+		its = (dlsym_fn *)dlvsym(RTLD_NEXT, "dlsym", dlsym_versions[i]);
+	if (its == NULL)
+		its = finds_nothing;
+	libc_dlsym = its;
+	return its;
+}
+
+/* The one that comes after ours: another hook's, which has no version, or the C library's. */
 NOT_INSTRUMENTED static dlsym_fn *find_next_dlsym(void)
 {
 	dlsym_fn *next = next_dlsym;
 
-	for (size_t i = 0; next == NULL && i < sizeof(dlsym_versions) / sizeof(dlsym_versions[0]); i++)
-		next = (dlsym_fn *)dlvsym(RTLD_NEXT, "dlsym", dlsym_versions[i]);
 	if (next == NULL)
-		next = finds_nothing;
+		next = (dlsym_fn *)find_libc_dlsym()(RTLD_NEXT, "dlsym");
+	if (next == NULL)
+		next = find_libc_dlsym();
 	next_dlsym = next;
 	return next;
 }
 
 void *loader_dlsym(void *handle, const char *name)
 {
-	return find_next_dlsym()(handle, name);
+	return find_libc_dlsym()(handle, name);
 }
 
 /* ---- the driver's library ---------------------------------------------------------------------- */
@@ -99,7 +112,7 @@ static bool is_driver(void *handle)
 
 void *driver_function(const char *symbol)
 {
-	dlsym_fn *find = find_next_dlsym();
+	dlsym_fn *find = find_libc_dlsym();
 	void *function = find(RTLD_NEXT, symbol);
 
 	if (function == NULL || in_this_library(function)) {
@@ -109,6 +122,8 @@ void *driver_function(const char *symbol)
 		function = driver != NULL ? find(driver, symbol) : NULL;
 		if (driver != NULL)
 			dlclose(driver);
+		if (function != NULL && in_this_library(function))
+			function = NULL;
 		(void)dlerror(); /* the host shall not find our failed look-ups in it */
 	}
 	return function;

@@ -122,7 +122,8 @@ static CUresult cuMemRelease_hook(cuMemRelease_fn *real, const void *caller, uin
 	if (!can_ask(&result))
 		return result == CUDA_ERROR_DEINITIALIZED ? CUDA_SUCCESS : result; /* it ends with the process */
 	engine_enter_briefly();
-	return leave(engine.vmm_release(handle, &cu), cu, "cuMemRelease");
+	int code = engine.vmm_release(handle, &cu);
+	return leave(code, cu, "cuMemRelease");
 }
 
 static CUresult cuMemExportToShareableHandle_hook(cuMemExportToShareableHandle_fn *real, const void *caller,
@@ -137,7 +138,8 @@ static CUresult cuMemExportToShareableHandle_hook(cuMemExportToShareableHandle_f
 	if (!can_ask(&result))
 		return result;
 	engine_enter_briefly();
-	return leave(engine.vmm_export(shareable, handle, type, flags, &cu), cu, "cuMemExportToShareableHandle");
+	int code = engine.vmm_export(shareable, handle, type, flags, &cu);
+	return leave(code, cu, "cuMemExportToShareableHandle");
 }
 
 static CUresult cuMemImportFromShareableHandle_hook(cuMemImportFromShareableHandle_fn *real, const void *caller,
@@ -182,7 +184,8 @@ static CUresult cuMemGetAllocationPropertiesFromHandle_hook(cuMemGetAllocationPr
 	if (!can_ask(&result))
 		return result;
 	engine_enter_briefly();
-	return leave(engine.vmm_properties(prop, handle, &cu), cu, "cuMemGetAllocationPropertiesFromHandle");
+	int code = engine.vmm_properties(prop, handle, &cu);
+	return leave(code, cu, "cuMemGetAllocationPropertiesFromHandle");
 }
 
 DRIVER_HOOK(cuMemCreate, "cuMemCreate", 10020,
@@ -320,7 +323,8 @@ bool vmm_real_handle(uint64_t *handle, const char *why, const char *function, CU
 	if (!can_ask(result))
 		return false;
 	engine_enter_briefly();
-	*result = leave(engine.vmm_real(handle, *handle, why, &cu), cu, function);
+	int code = engine.vmm_real(handle, *handle, why, &cu);
+	*result = leave(code, cu, function);
 	return *result == CUDA_SUCCESS;
 }
 

@@ -13,10 +13,22 @@ int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t
 
 void *load_driver(void)
 {
-	void *driver = dlopen(beside("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL);
+	static _Atomic(void *) driver;
 
+	if (driver == NULL)
+		driver = dlopen(beside("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL);
 	EXPECT(driver != NULL);
 	return driver;
+}
+
+static void *load_user(void)
+{
+	static _Atomic(void *) user;
+
+	if (user == NULL)
+		user = dlopen(beside("libdriveruser.so"), RTLD_NOW | RTLD_LOCAL);
+	EXPECT(user != NULL);
+	return user;
 }
 
 struct fake_cuda *driver_seen(void)
@@ -79,7 +91,7 @@ void *through(enum door door, const char *name, const char *versioned)
 	case BY_DLSYM:
 		return dlsym(load_driver(), versioned);
 	case BY_DLSYM_OF_USER:
-		return dlsym(dlopen(beside("libdriveruser.so"), RTLD_NOW | RTLD_LOCAL), versioned);
+		return dlsym(load_user(), versioned);
 	case BY_PROC:
 		return get_v2((get_v2_fn *)symbol("cuGetProcAddress_v2"), name);
 	case BY_PROC_LINKED:

@@ -41,6 +41,15 @@ static int gives(int via, _Atomic int *count, u64 *number)
 	return result;
 }
 
+static int gives_pitch(int via, u64 *ptr, size_t *pitch)
+{
+	int result = gives(via, &fake_cuda.pitches, ptr);
+
+	if (result == 0)
+		*pitch = 256;
+	return result;
+}
+
 #define LIST(...) __VA_ARGS__
 
 /* A function by symbol, and another one for requests. */
@@ -118,7 +127,7 @@ STREAM_CALL(cuMemMapArrayAsync, LIST(void *list, unsigned count, void *stream),
 
 CALL(cuMemAlloc_v2, LIST(u64 *ptr, size_t size), gives(via, &fake_cuda.allocs, ptr))
 CALL(cuMemAllocPitch_v2, LIST(u64 *ptr, size_t *pitch, size_t width, size_t height, unsigned element),
-     (*pitch = 256, gives(via, &fake_cuda.pitches, ptr)))
+     gives_pitch(via, ptr, pitch))
 CALL(cuMemFree_v2, LIST(u64 ptr), with_address(via, &fake_cuda.frees, ptr))
 CALL(cuMemAllocManaged, LIST(u64 *ptr, size_t size, unsigned flags), gives(via, &fake_cuda.managed_allocs, ptr))
 CALL(cuIpcGetMemHandle, LIST(void *handle, u64 ptr), with_address(via, &fake_cuda.ipc_handles, ptr))

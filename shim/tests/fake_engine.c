@@ -270,9 +270,10 @@ int ebb_engine_backup_pointer(const void *gpu, uint64_t size, void **host)
 
 int ebb_engine_status(char *buf, size_t cap, size_t *need, const ebb_engine_unmanaged *classes, size_t nclasses)
 {
-	(void)classes;
-	(void)nclasses;
 	check_process();
+	pthread_mutex_lock(&lock);
+	note_classes(classes, nclasses);
+	pthread_mutex_unlock(&lock);
 	fake_engine.statuses++;
 	int length = snprintf(buf, cap, "{\"fake\":true}");
 	if (need != NULL)

@@ -96,8 +96,8 @@ struct fake_cudart {
 	_Atomic int entry_points, ipc_handles, managed_mallocs, peers_enabled, peers_disabled;
 	bool uses_driver;   /* cudaMalloc and cudaFree call the driver, as the real ones do */
 	int peer_error;
-	int version_asked;  /* by the last cudaGetDriverEntryPointByVersion; 0: by the other one */
-	bool per_thread;    /* whether the last hooked call was one of the _ptsz functions */
+	_Atomic int version_asked; /* by the last cudaGetDriverEntryPointByVersion; 0: by the other one */
+	_Atomic bool per_thread;   /* whether the last hooked call was one of the _ptsz functions */
 	void *last_freed;
 	int free_error, get_device_error, context_error, begin_error, exchange_error;
 	_Atomic int context_mode; /* capture mode of the thread at the last cudaFree(NULL) */
@@ -117,9 +117,9 @@ struct fake_cuda {
 		address_frees, binds, array_maps, allocs, pitches, frees, managed_allocs, async_allocs, async_frees,
 		ipc_handles, peers_enabled, peers_disabled;
 	_Atomic int alloc_v1s;       /* of the functions of 32 bits */
-	uint64_t last_handle, last_address;
-	int result;                  /* what all functions return */
-	int requests, version_asked; /* of cuGetProcAddress */
+	_Atomic uint64_t last_handle, last_address;
+	_Atomic int result;                  /* what all functions return */
+	_Atomic int requests, version_asked; /* of cuGetProcAddress */
 };
 
 /* Errors of the CUDA runtime that the tests speak of. */
