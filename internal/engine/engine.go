@@ -7,6 +7,8 @@
 // Locks, in the order in which they are taken:
 //
 //	Engine.op      one pause or resume at a time; held over device and disk I/O
+//	Table.Owner    one call of an owner on memory that it maps, at a time (vmm.go); held over
+//	               driver calls, and by the table when a pause or resume begins
 //	hostMemory.mu  the arena and the budget of host memory
 //	Engine.mu      what is learned while running; held while a device is asked the first time
 //	backings.mu    which backing holds which allocation

@@ -14,7 +14,7 @@ func (e *Engine) mapObject(a *alloc.Allocation) error {
 	for _, m := range a.Mappings {
 		if !m.Mapped {
 			if err := e.drv.MemMap(m.Addr, m.Length, m.Offset, a.Pieces[0].Handle); err != nil {
-				return fmt.Errorf("map %v at %v again: %w", a, m.Addr, err)
+				return fmt.Errorf("map %v at %v again, which its owner may have given away meanwhile: %w", a, m.Addr, err)
 			}
 			m.Mapped = true
 		}

@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
@@ -161,7 +162,7 @@ func (e *Engine) mayMap(a *alloc.Allocation, m *alloc.Mapping, flags uint64, occ
 	return nil
 }
 
-// Unmap is cuMemUnmap, for ranges in which managed memory is mapped, be it paused. Mappings of the driver's
+// Unmap is cuMemUnmap, for ranges in which managed memory is mapped, be it paused. Other mappings
 // in the range are unmapped with it.
 func (e *Engine) Unmap(addr mem.Addr, size uint64) error {
 	const call = "cuMemUnmap"
@@ -174,7 +175,7 @@ func (e *Engine) Unmap(addr mem.Addr, size uint64) error {
 		if !e.table.Ready(objects...) {
 			return objects, nil
 		}
-		if runs := notPaused(there, addr, size); len(runs) > 0 {
+		if len(driverRuns(there, addr, size)) > 0 {
 			if err := e.drv.MemUnmap(addr, size); err != nil { // whole: the driver minds no holes
 				return nil, fmt.Errorf("unmap %d bytes at %v: %w", size, addr, err)
 			}
@@ -201,7 +202,7 @@ func (e *Engine) SetAccess(addr mem.Addr, size uint64, access []mem.Access) erro
 		if !e.table.Ready(objects...) {
 			return objects, nil
 		}
-		runs := notPaused(there, addr, size)
+		runs := driverRuns(there, addr, size)
 		if len(runs) == 0 { // else the driver judges the rights
 			if err := e.mayAccess(access); err != nil {
 				return nil, err
@@ -427,20 +428,27 @@ func objectsOf(mappings []*alloc.Mapping) []*alloc.Allocation {
 	return list
 }
 
-// notPaused lists what of [addr, addr+size) the driver knows: all but paused mappings.
-func notPaused(there []*alloc.Mapping, addr mem.Addr, size uint64) (runs []mem.Range) {
-	end := addr + mem.Addr(size)
+// driverRuns lists what of [addr, addr+size) the driver knows: all of it as one, unless mappings in
+// it are paused. Then what lies between managed mappings comes first: it may be a hole, which the
+// driver refuses before anything was changed.
+func driverRuns(there []*alloc.Mapping, addr mem.Addr, size uint64) (runs []mem.Range) {
+	if !slices.ContainsFunc(there, func(m *alloc.Mapping) bool { return !m.Mapped }) {
+		return []mem.Range{{Addr: addr, Bytes: size}}
+	}
+	at := addr
+	for _, m := range there {
+		if m.Addr > at {
+			runs = append(runs, mem.Range{Addr: at, Bytes: uint64(m.Addr - at)})
+		}
+		at = m.End()
+	}
+	if end := addr + mem.Addr(size); at < end {
+		runs = append(runs, mem.Range{Addr: at, Bytes: uint64(end - at)})
+	}
 	for _, m := range there {
 		if m.Mapped {
-			continue
+			runs = append(runs, mem.Range{Addr: m.Addr, Bytes: m.Length})
 		}
-		if m.Addr > addr {
-			runs = append(runs, mem.Range{Addr: addr, Bytes: uint64(m.Addr - addr)})
-		}
-		addr = m.End()
-	}
-	if addr < end {
-		runs = append(runs, mem.Range{Addr: addr, Bytes: uint64(end - addr)})
 	}
 	return runs
 }

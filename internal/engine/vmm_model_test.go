@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"strconv"
 	"sync"
@@ -29,6 +30,11 @@ type modelObject struct {
 	unknown bool // its bytes were given up
 	want    []byte
 	at      []*modelMapping
+}
+
+// GoString is how a failure shows it.
+func (o *modelObject) GoString() string {
+	return fmt.Sprintf("%x of %d bytes on device %d, %v, refs %d, paused %t", uint64(o.handle), o.size, o.dev, o.reg, o.refs, o.paused)
 }
 
 type modelMapping struct {

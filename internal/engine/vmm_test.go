@@ -409,6 +409,27 @@ func TestARangeOverManagedAndOtherMappings(t *testing.T) {
 	check(t, o.drv.MemRelease(other))
 }
 
+// The driver does all of a range or nothing, so a hole at the end must not leave the begin changed.
+func TestAccessToARangeWithAHoleChangesNothingOfIt(t *testing.T) {
+	o := newOwner(t)
+	base := o.reserve(8 * grain)
+	active := o.mapped(base, 2*grain, 0, disk("active"))
+	o.mapped(base+2*grain, 2*grain, 0, disk("paused"))
+	o.pause("paused")
+	nobody := []mem.Access{{LocationType: mem.LocationDevice, LocationID: 0}}
+	o.refuses("access to a range with a hole", o.SetAccess(base, 8*grain, nobody), device.CodeInvalidValue)
+	o.holds(active)
+	for _, addr := range []mem.Addr{base, base + 2*grain} {
+		if f, err := o.Access(addr, mem.LocationDevice, 0); err != nil || f != mem.AccessRW {
+			t.Fatalf("rights %d at %v, %v", f, addr, err)
+		}
+	}
+	bad := []mem.Access{{LocationType: mem.LocationDevice, LocationID: 0, Flags: 2}}
+	o.refuses("rights that are none", o.SetAccess(base+2*grain, 2*grain, bad), device.CodeInvalidValue)
+	o.refuses("no rights", o.SetAccess(base+2*grain, 2*grain, nil), device.CodeInvalidValue)
+	o.resume()
+}
+
 func TestExportedMemoryIsKeptAndExportOfPausedMemoryIsRefused(t *testing.T) {
 	o := newOwner(t)
 	p := o.reserve(2 * grain)
