@@ -59,22 +59,27 @@ func MakeDirectory(dir string) error {
 	return nil
 }
 
-// distinct leaves out disk directories that are named twice, and says so; and that two lie on one
-// disk, where the second makes nothing faster.
+// distinct leaves out disk directories that are named twice, and says so; and that several lie on one
+// disk, where more of them make nothing faster.
 func distinct(bases []string, say func(string)) []string {
-	var list []string
-	disks := map[string]string{} // disk to the first directory on it
+	var list, disks []string
+	on := map[string][]string{} // disk to the directories on it
 	for _, base := range bases {
 		if i := slices.IndexFunc(list, func(other string) bool { return sameDirectory(base, other) }); i >= 0 {
 			say(fmt.Sprintf("disk directory %s is named twice: it is used once", list[i]))
 			continue
 		}
 		list = append(list, base)
-		disk := diskOf(base)
-		if other := disks[disk]; other != "" {
-			say(fmt.Sprintf("disk directories %s and %s lie on one disk: together they are no faster than one", other, base))
-		} else if disk != "" {
-			disks[disk] = base
+		if disk := diskOf(base); disk != "" {
+			if on[disk] == nil {
+				disks = append(disks, disk)
+			}
+			on[disk] = append(on[disk], base)
+		}
+	}
+	for _, disk := range disks {
+		if dirs := on[disk]; len(dirs) > 1 {
+			say(fmt.Sprintf("disk directories %s lie on one disk: together they are no faster than one", strings.Join(dirs, " and ")))
 		}
 	}
 	return list

@@ -221,7 +221,7 @@ func TestDirectoriesOnOneDiskAreKnown(t *testing.T) {
 	if got := distinct([]string{a, "/proc", b, a}, say); !slices.Equal(got, []string{a, "/proc", b}) {
 		t.Errorf("%v", got)
 	}
-	if len(said) != 2 || !strings.Contains(said[0], a+" and "+b) || !strings.Contains(said[1], a+" is named twice") {
+	if len(said) != 2 || !strings.Contains(said[0], a+" is named twice") || !strings.Contains(said[1], a+" and "+b+" lie on one disk") {
 		t.Errorf("%q", said)
 	}
 	said = nil
