@@ -134,6 +134,28 @@ func TestAPauseGivesBackTheIdleMemoryOfPools(t *testing.T) {
 	r.resume()
 }
 
+// Pools and graphs are the driver's: that it cannot tell of them, or not trim them, fails no pause.
+func TestAPauseDoesNotNeedPools(t *testing.T) {
+	for fault, said := range map[string]string{
+		"cuDeviceGetDefaultMemPool:*:801": "", "cuMemPoolGetAttribute:*:1": "",
+		"cuDeviceGetGraphMemAttribute:*:801,cuDeviceGraphMemTrim:*:801": "",
+		"cuMemPoolTrimTo:*:999":      "give back the idle memory of a pool of device 0",
+		"cuDeviceGraphMemTrim:*:999": "give back the idle memory of graphs of device 0",
+	} {
+		r := newRig(t)
+		a := r.make(grain, 0, disk("x"))
+		r.fault(fault)
+		r.pause()
+		r.status()
+		r.fault("")
+		r.resume()
+		r.holds(a)
+		if got := r.logged(); (got == "") != (said == "") || !strings.Contains(got, said) {
+			t.Errorf("%s: logged %q", fault, got)
+		}
+	}
+}
+
 func TestAPauseNamesWhatItLeavesOnTheDevice(t *testing.T) {
 	o := newOwner(t)
 	h := o.create(3*grain, 0, disk("x"))

@@ -288,6 +288,8 @@ func TestEveryCallReportsItsFault(t *testing.T) {
 	must(t, err)
 	p, err := d.HostAlloc(4096)
 	must(t, err)
+	pools, err := d.Pools(0)
+	must(t, err)
 	for call, do := range map[string]func() error{
 		"cuDriverGetVersion":                func() error { _, err := d.Version(); return err },
 		"cuDeviceGetCount":                  func() error { _, err := d.DeviceCount(); return err },
@@ -305,6 +307,13 @@ func TestEveryCallReportsItsFault(t *testing.T) {
 		"cuMemcpyHtoDAsync":                 func() error { return d.CopyToDevice(granularity, p, 1, stream) },
 		"cuMemHostAlloc":                    func() error { _, err := d.HostAlloc(4096); return err },
 		"cuMemHostRegister":                 func() error { return d.HostRegister(p, 4096) },
+		"cuMemExportToShareableHandle":      func() error { return d.MemExport(p, 1, 1, 0) },
+		"cuDeviceGetDefaultMemPool":         func() error { _, err := d.Pools(0); return err },
+		"cuDeviceGetMemPool":                func() error { _, err := d.Pools(0); return err },
+		"cuMemPoolGetAttribute":             func() error { _, err := d.PoolUsage(pools[0]); return err },
+		"cuMemPoolTrimTo":                   func() error { return d.PoolTrim(pools[0], 0) },
+		"cuDeviceGetGraphMemAttribute":      func() error { _, err := d.GraphUsage(0); return err },
+		"cuDeviceGraphMemTrim":              func() error { return d.GraphTrim(0) },
 	} {
 		must(t, SetSoftwareFault(d, call+":1:719"))
 		err := do()
