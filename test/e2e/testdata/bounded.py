@@ -10,7 +10,6 @@ from gpu import *
 size, chunk, cache = (int(arg) * MiB for arg in sys.argv[1:])
 disk = os.environ["E2E_DISK"]
 ebb = Ebb()
-pattern = Pattern(1, size)
 before = private_memory()
 peak = 0
 done = threading.Event()
@@ -28,9 +27,10 @@ watcher.start()
 try:
     with ebb.region(backup="disk"):
         address = malloc(size)
-    pattern.write(address)
     files = None
     for cycle in range(2):
+        pattern = Pattern(1 + cycle, size)  # what is not new does not move
+        pattern.write(address)
         result = ebb.must_pause()
         assert result.bytes == size and result.host_bytes == 0 and result.disk_bytes >= size
         cached = sum(page_cache_bytes(os.path.join(disk, name)) for name in backup_files(disk))
@@ -39,7 +39,7 @@ try:
         files = backup_files(disk)
         assert sum(files.values()) >= size
         ebb.must_resume()
-    pattern.check(address)
+        pattern.check(address)
 finally:
     done.set()
     watcher.join()

@@ -26,6 +26,8 @@ def pointers():
 
 
 for cycle in range(2):
+    # What is not new does not move.
+    memory = [(address, Pattern(100 * cycle + i, pattern.size)) for i, (address, pattern) in enumerate(memory)]
     for address, pattern in memory:
         pattern.write(address)
         pattern.check(address)  # resident, as far as device memory of the software driver is
