@@ -154,10 +154,37 @@ EXPORT int ebb_read(const void *gpu_ptr, size_t n, void *buf)
 	return engine_leave(engine.read(gpu_ptr, n, buf, captures_under_way()));
 }
 
+/* The status of a process without an engine, to be freed: nothing is managed. Null: no memory. */
+static char *status_of_nothing(void)
+{
+	ebb_engine_unmanaged classes[CLASSES];
+	size_t n = unmanaged_classes(classes);
+	uint64_t total = 0;
+	char *text = NULL;
+	size_t length;
+	FILE *out = open_memstream(&text, &length);
+
+	if (out == NULL)
+		return NULL;
+	for (size_t i = 0; i < n; i++)
+		total += classes[i].bytes;
+	fprintf(out,
+		"{\"version\":\"%s\",\"pid\":%d,\"allocations\":0,\"bytes_active\":0,"
+		"\"bytes_paused\":0,\"staging_bytes\":0,\"tags\":[],"
+		"\"unmanaged\":{\"total\":%llu,\"measured\":false,\"classes\":[",
+		EBB_VERSION, (int)getpid(), (unsigned long long)total);
+	for (size_t i = 0; i < n; i++)
+		fprintf(out, "%s{\"name\":\"%s\",\"bytes\":%llu,\"count\":%llu}", i > 0 ? "," : "", classes[i].name,
+			(unsigned long long)classes[i].bytes, (unsigned long long)classes[i].count);
+	fprintf(out, "]}}");
+	if (fclose(out) == 0)
+		return text;
+	free(text);
+	return NULL;
+}
+
 EXPORT int ebb_status(char *buf, size_t cap, size_t *need)
 {
-	char json[256];
-
 	if (buf == NULL && cap > 0)
 		return fail(EBB_ERR_INVALID, "room for %zu bytes of status, but no buffer", cap);
 	enum engine_state state = engine_state();
@@ -171,13 +198,13 @@ EXPORT int ebb_status(char *buf, size_t cap, size_t *need)
 	if (state != ENGINE_ABSENT)
 		return engine_refuse(state);
 
-	int length = snprintf(json, sizeof(json),
-			      "{\"version\":\"%s\",\"pid\":%d,\"allocations\":0,\"bytes_active\":0,"
-			      "\"bytes_paused\":0,\"staging_bytes\":0,\"tags\":[]}",
-			      EBB_VERSION, (int)getpid());
+	char *json = status_of_nothing();
+	if (json == NULL)
+		return fail(EBB_ERR_HOST_MEMORY, "no host memory for the status");
 	if (cap > 0)
 		snprintf(buf, cap, "%s", json);
 	if (need != NULL)
-		*need = (size_t)length;
+		*need = strlen(json);
+	free(json);
 	return EBB_OK;
 }

@@ -59,23 +59,31 @@ static bool begins_with(const char *text, const char *prefix)
 	return strncmp(text, prefix, strlen(prefix)) == 0;
 }
 
+/* A copy that is good for a line and for JSON, whatever a file or a program calls itself; null: no
+ * memory. */
+static char *plain_copy(const char *name)
+{
+	char *copy = strdup(name);
+
+	for (char *at = copy; at != NULL && *at != '\0'; at++)
+		if (*at < ' ' || *at > '~' || *at == '"' || *at == '\\')
+			*at = '?';
+	return copy;
+}
+
 /* The number of a file name. */
 static unsigned class_of_file(const char *name)
 {
 	for (size_t i = 0; i < sizeof(libraries) / sizeof(libraries[0]); i++)
 		if (begins_with(name, libraries[i].prefix))
 			return libraries[i].class;
-	char *copy = NULL;
-	for (unsigned class = CLASS_IMPORTED + 1; class < CLASSES; class++) {
+	char *copy = plain_copy(name);
+	for (unsigned class = CLASS_IMPORTED + 1; copy != NULL && class < CLASSES; class++) {
 		const char *there = names[class];
 
-		if (there == NULL) {
-			if (copy == NULL && (copy = strdup(name)) == NULL)
-				return CLASS_OTHER;
-			if (atomic_compare_exchange_strong(&names[class], &there, copy))
-				return class;
-		}
-		if (strcmp(there, name) == 0) {
+		if (there == NULL && atomic_compare_exchange_strong(&names[class], &there, copy))
+			return class;
+		if (strcmp(there, copy) == 0) {
 			free(copy);
 			return class;
 		}

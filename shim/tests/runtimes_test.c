@@ -153,6 +153,33 @@ static void loaded_not_preloaded(void)
 	EXPECT(hook(&ptr, 1) == cudaSuccess && is_of(ptr, 13));
 }
 
+/* What software that found the driver's functions before makes is not seen. */
+static void not_preloaded(void)
+{
+	void *ebb = load("libebb.so", RTLD_LOCAL);
+	void (*set_region)(bool) = (void (*)(bool))dlsym(ebb, "tms_set_interesting_region");
+	int (*pause)(const char *) = (int (*)(const char *))dlsym(ebb, "tms_pause");
+
+	load("libcuda.so.1", RTLD_GLOBAL);
+	set_region(true);
+	set_region(true);
+	EXPECT(pause(NULL) == EBB_OK);
+}
+
+static void beside_another_library_that_parks(void)
+{
+	void *ptr;
+
+	load("libtms.so", RTLD_GLOBAL);
+	load("libcudart.so.13", RTLD_LOCAL);
+	void *ebb = load("libebb.so", RTLD_LOCAL);
+	void (*set_region)(bool) = (void (*)(bool))dlsym(ebb, "tms_set_interesting_region");
+	malloc_fn *hook = (malloc_fn *)dlsym(ebb, "cudaMalloc");
+
+	set_region(true);
+	EXPECT(hook(&ptr, 64) == cudaSuccess && is_of(ptr, 13) && engine_seen() == NULL);
+}
+
 static void loaded_again_by_a_second_name(void)
 {
 	void *by_link = load("torch_memory_saver/libebb.so", RTLD_LOCAL);
@@ -274,6 +301,14 @@ CASES(
 	{.says = "loaded by path, not preloaded, it works as PyTorch's allocator",
 	 .run = loaded_not_preloaded,
 	 .env = {"LD_PRELOAD=-"}},
+	{.says = "not preloaded it says at the first region or pause what it does not see",
+	 .run = not_preloaded,
+	 .env = {"LD_PRELOAD=-"},
+	 .lines = {"ebb: @/libebb.so is not preloaded: *start the process with LD_PRELOAD=@/libebb.so"}},
+	{.says = "behind another library that parks memory it manages none, and says so",
+	 .run = beside_another_library_that_parks,
+	 .env = {"LD_PRELOAD=-"},
+	 .lines = {"ebb: @/libtms.so and @/libebb.so both park memory in one process, *"}},
 	{.says = "loaded by the link as well as by its own path it is one library", .run = loaded_again_by_a_second_name},
 	{.says = "preloaded by one name and loaded by a package's names it is one library with one state",
 	 .run = loaded_by_the_names_of_a_package,

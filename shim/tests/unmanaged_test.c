@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -222,6 +223,37 @@ static void a_pause_that_would_free_nothing(void)
 	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK);
 }
 
+static void the_status_without_an_engine(void)
+{
+	const struct driver *d = open_door(BY_VERSION);
+	uint64_t a, b, c;
+	char text[1024];
+	size_t need;
+
+	EXPECT(ebb_status(text, sizeof(text), &need) == EBB_OK && need == strlen(text));
+	EXPECT(strstr(text, "\"unmanaged\":{\"total\":0,\"measured\":false,\"classes\":[]}}") != NULL);
+	EXPECT(d->cuMemAlloc(&a, 100) == 0 && d->cuMemAlloc(&b, 200) == 0 && d->cuMemAllocAsync(&c, 7, NULL) == 0);
+	EXPECT(ebb_status(text, sizeof(text), &need) == EBB_OK && need == strlen(text));
+	EXPECT(strstr(text, "\"unmanaged\":{\"total\":307,\"measured\":false,\"classes\":["
+			    "{\"name\":\"pool\",\"bytes\":7,\"count\":1},"
+			    "{\"name\":\"case\",\"bytes\":300,\"count\":2}]}}") != NULL);
+	EXPECT(ebb_status(NULL, 0, &need) == EBB_OK && need == strlen(text) && engine_seen() == NULL);
+}
+
+static void names_that_are_no_json(void)
+{
+	char name[64];
+	void *ptr;
+
+	snprintf(name, sizeof(name), "odd\"name\\.so");
+	unlink(beside(name));
+	EXPECT(symlink("libstrange.so", beside(name)) == 0);
+	EXPECT(((malloc_fn *)library(name, "library_malloc"))(&ptr, 3) == cudaSuccess);
+	EXPECT(unlink(beside(name)) == 0);
+	managed_malloc(1);
+	EXPECT(holds("odd?name?.so", 3, 1));
+}
+
 /* ---- threads and forks -------------------------------------------------------------------------------------- */
 
 enum { THREADS = 8, ROUNDS = 400, MOST = 64 };
@@ -306,5 +338,7 @@ CASES(
 	 .run = libraries_in_a_region},
 	{.says = "a pause that would free nothing is an error, whatever function made the memory",
 	 .run = a_pause_that_would_free_nothing},
+	{.says = "without an engine the status says what is held", .run = the_status_without_an_engine},
+	{.says = "a library's name is made fit for the status", .run = names_that_are_no_json},
 	{.says = "the counts of many threads add up", .run = counts_of_many_threads},
 	{.says = "a child that is forked meanwhile can allocate", .run = a_fork_meanwhile});
