@@ -75,6 +75,7 @@ const (
 const (
 	diskDirFlag = "offload-train-disk-dir"
 	chunkFlag   = "offload-train-disk-chunk-mb"
+	discardFlag = "discard"
 )
 
 // launchFlags adds the flags that run, exec and env share.
@@ -111,6 +112,7 @@ func launchFlags(f *pflag.FlagSet, o *launch.Options) {
 		"job", "name of the job (default: the outer launcher's, else a new one for each run)")
 	annotate(f, "job", notInside)
 	onOffTo(f, &o.AllowRAM, "allow-ram-backed-dir", "accept a disk directory that lies in memory (tmpfs, ramfs)")
+	onOffTo(f, &o.Discard, discardFlag, "give the blocks of backup files back to file system and drive before the files are removed, where that can be done")
 }
 
 // graceFlag adds the flag of the verbs that supervise.
@@ -181,7 +183,7 @@ func sayUnused(f *pflag.FlagSet, o launch.Options) {
 		return
 	}
 	var unused []string
-	for _, name := range []string{diskDirFlag, chunkFlag} {
+	for _, name := range []string{diskDirFlag, chunkFlag, discardFlag} {
 		flag := f.Lookup(name)
 		if _, variable := flag.Annotations[fromVariable]; flag.Changed && !variable {
 			unused = append(unused, "--"+name)

@@ -22,6 +22,7 @@ type gcResult struct {
 	Reports     []rankdir.Report `json:"reports"`
 	Files       int              `json:"files"` // removed, or to be removed
 	Bytes       uint64           `json:"bytes"`
+	Discarded   uint64           `json:"discarded"` // of Bytes, with --discard: given back first
 	Errors      []string         `json:"errors"`
 
 	looked []string // those of the directories that could be looked at
@@ -30,14 +31,22 @@ type gcResult struct {
 
 func newGC() *cobra.Command {
 	var (
-		dirs        []string
-		dry, asJSON bool
+		dirs   []string
+		how    rankdir.SweepOptions
+		asJSON bool
 	)
 	cmd := &cobra.Command{
 		Use:   "gc",
 		Short: "Remove what dead runs left on disk",
 		Long: `Removes rank directories and backup files whose processes are dead. What a live run uses, and
-everything that ebb cannot prove to be its own, is left alone.`,
+everything that ebb cannot prove to be its own, is left alone.
+
+Removing a file makes its blocks free; the drive keeps the bytes until it overwrites or discards
+them. --discard asks for more, as far as the file system offers it: that the drive returns zeros for
+the blocks (Linux 6.17, drives that zero without a transfer), else that they are freed at once, even
+where a process has the file open, and discarded on the drive if the file system is mounted with
+-o discard. On other mounts run fstrim afterwards. Nothing is overwritten. What could not be given
+back is removed and told.`,
 		Args:    noArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
 		RunE: func(*cobra.Command, []string) error {
@@ -47,7 +56,7 @@ everything that ebb cannot prove to be its own, is left alone.`,
 					return err
 				}
 			}
-			result := collect(dirs, dry)
+			result := collect(dirs, how)
 			if asJSON {
 				if err := printJSON(result); err != nil {
 					return err
@@ -66,7 +75,8 @@ everything that ebb cannot prove to be its own, is left alone.`,
 	}
 	cmd.Flags().Var(&value{kind: "DIR", parse: into(&dirs, launch.ParseDirs)}, "disk-dir",
 		"the disk directory of the runs, or several with commas (default EBB_OFFLOAD_TRAIN_DISK_DIR, else that of ebb run)")
-	onOffTo(cmd.Flags(), &dry, "dry-run", "only say what would be removed")
+	onOffTo(cmd.Flags(), &how.Dry, "dry-run", "only say what would be removed")
+	onOffTo(cmd.Flags(), &how.Discard, discardFlag, "give the blocks of the files back before the files are removed, where that can be done")
 	onOffTo(cmd.Flags(), &asJSON, "json", "print JSON")
 	return cmd
 }
@@ -86,8 +96,8 @@ func defaultDirs() ([]string, error) {
 }
 
 // collect collects from all directories; what is wrong with one does not keep the others from it.
-func collect(dirs []string, dry bool) gcResult {
-	r := gcResult{MessageType: "gc", DryRun: dry, DiskDirs: []string{}, Reports: []rankdir.Report{}, Errors: []string{}}
+func collect(dirs []string, how rankdir.SweepOptions) gcResult {
+	r := gcResult{MessageType: "gc", DryRun: how.Dry, DiskDirs: []string{}, Reports: []rankdir.Report{}, Errors: []string{}}
 	for _, dir := range dirs {
 		abs, err := filepath.Abs(dir)
 		if err != nil {
@@ -95,7 +105,7 @@ func collect(dirs []string, dry bool) gcResult {
 			continue
 		}
 		r.DiskDirs = append(r.DiskDirs, abs)
-		reports, err := launch.GC(abs, dry)
+		reports, err := launch.GC(abs, how)
 		r.Reports = append(r.Reports, reports...)
 		if err != nil {
 			r.fail(err, abs)
@@ -107,6 +117,7 @@ func collect(dirs []string, dry bool) gcResult {
 	for _, report := range r.Reports {
 		r.Files += len(report.Files)
 		r.Bytes += report.Bytes
+		r.Discarded += report.Discarded
 	}
 	return r
 }
@@ -132,12 +143,23 @@ func unusable(err error, dir string) bool {
 	return launch.StatusOf(err) == launch.StatusUsage || errors.As(err, &d) && d.Path == dir
 }
 
+// discarded says how much of what a report removed was given back first, if that was asked for.
+func discarded(r rankdir.Report) string {
+	switch {
+	case r.Undiscarded != "":
+		return fmt.Sprintf(", %s of it discarded (not %s)", humanize.IBytes(r.Discarded), r.Undiscarded)
+	case r.Discarded > 0:
+		return ", discarded"
+	}
+	return ""
+}
+
 // print tells a person: a line for each directory, then the sum.
 func (r gcResult) print() {
 	for _, report := range r.Reports {
 		switch report.State {
 		case rankdir.Reclaimed:
-			fmt.Printf("removed  %s: %s, %s\n", report.Dir, launch.Count(len(report.Files), "file"), humanize.IBytes(report.Bytes))
+			fmt.Printf("removed  %s: %s, %s%s\n", report.Dir, launch.Count(len(report.Files), "file"), humanize.IBytes(report.Bytes), discarded(report))
 		case rankdir.Reclaimable:
 			fmt.Printf("dead     %s: %s, %s\n", report.Dir, launch.Count(len(report.Files), "file"), humanize.IBytes(report.Bytes))
 		case rankdir.Live:

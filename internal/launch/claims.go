@@ -19,16 +19,18 @@ type claims struct {
 	bases []string         // disk directories
 	list  []*rankdir.Claim // of every rank in every base
 	grace time.Duration
-	say   func(string)
+	// discard: the blocks of what is removed are given back first, where that can be done.
+	discard bool
+	say     func(string)
 }
 
 // claimAll sweeps the disk directories and claims the directories of all ranks, or none. A job
 // name that was only a default gets a new ending when another run has the same ranks.
-func claimAll(bases []string, ranks []Rank, jobGiven bool, grace time.Duration, say func(string)) (*claims, error) {
-	c := &claims{bases: bases, grace: grace, say: say}
+func claimAll(bases []string, ranks []Rank, o Options, say func(string)) (*claims, error) {
+	c := &claims{bases: bases, grace: o.Grace, discard: o.Discard, say: say}
 	c.sweep()
 	err := c.claim(ranks)
-	if errors.Is(err, rankdir.ErrInUse) && !jobGiven {
+	if errors.Is(err, rankdir.ErrInUse) && o.Job == "" {
 		job, uniqueErr := UniqueJob(ranks[0].Job)
 		if uniqueErr != nil {
 			return nil, uniqueErr
@@ -55,7 +57,7 @@ func (c *claims) claim(ranks []Rank) error {
 		r := &ranks[i]
 		r.Dirs, r.Leases = nil, nil
 		for _, base := range BasesOf(c.bases, *r) {
-			claim, err := rankdir.NewClaim(base, r.identity(), rankdir.ClaimOptions{Reclaimed: c.tell})
+			claim, err := rankdir.NewClaim(base, r.identity(), rankdir.ClaimOptions{Reclaimed: c.tell, Discard: c.discard})
 			if err != nil {
 				c.reclaim()
 				c.list = nil
@@ -77,7 +79,7 @@ func (c *claims) sweep() {
 }
 
 func (c *claims) sweepOne(base string) {
-	reports, err := rankdir.Sweep(base, false)
+	reports, err := rankdir.Sweep(base, rankdir.SweepOptions{Discard: c.discard})
 	for _, r := range reports {
 		if r.State == rankdir.Reclaimed {
 			c.tell(r)

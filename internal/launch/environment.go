@@ -42,7 +42,7 @@ var torchrunOnly = []string{
 var outerMemory = []string{
 	"TMS_INIT_ENABLE", "TMS_INIT_ENABLE_CPU_BACKUP", "TMS_INIT_ENABLE_DISK_BACKUP",
 	"TMS_DISK_BACKUP_DIR", "TMS_DISK_BACKUP_CHUNK_MB", "EBB_TRAIN_MEMORY_MARGIN_BYTES", "EBB_LEASE",
-	"EBB_DISK_DIRS", "EBB_DISK_LEASES", "EBB_HOST_MB", "EBB_HOST_ARENA",
+	"EBB_DISK_DIRS", "EBB_DISK_LEASES", "EBB_HOST_MB", "EBB_HOST_ARENA", "EBB_DISCARD",
 }
 
 // Settings composes what is set for a rank on top of the environment that getenv reads. It
@@ -88,6 +88,7 @@ func Settings(o Options, libs Libraries, r Rank, getenv func(string) string) ([]
 	s.setOrUnset(getenv, "EBB_DISK_DIRS", several(r.Dirs))
 	s.setOrUnset(getenv, "EBB_DISK_LEASES", several(r.Leases))
 	s.setOrUnset(getenv, "EBB_HOST_MB", o.hostMB())
+	s.setOrUnset(getenv, "EBB_DISCARD", o.discard())
 	if o.Disk() {
 		s.text("TMS_DISK_BACKUP_CHUNK_MB", strconv.Itoa(o.ChunkMB))
 	} else {
@@ -107,6 +108,14 @@ func (o Options) hostMB() string {
 	default:
 		return ""
 	}
+}
+
+// discard is the value of EBB_DISCARD; empty: the blocks of removed files are left to the file system.
+func (o Options) discard() string {
+	if o.Disk() && o.Discard {
+		return "1"
+	}
+	return ""
 }
 
 // first is the first of a list, and several the list when it has more, as PATH is one.

@@ -61,7 +61,7 @@ func TestGCRemovesFilesOfDeadUnsupervisedRanks(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	reports, err := GC(d, true)
+	reports, err := GC(d, rankdir.SweepOptions{Dry: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestGCRemovesFilesOfDeadUnsupervisedRanks(t *testing.T) {
 	if n := countFiles(reports); n != len(gone) {
 		t.Errorf("a dry run names %d files, want %d", n, len(gone))
 	}
-	if reports, err = GC(d, false); err != nil {
+	if reports, err = GC(d, rankdir.SweepOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if n := countFiles(reports); n != len(gone) {
@@ -99,7 +99,7 @@ func countFiles(reports []rankdir.Report) (n int) {
 }
 
 func TestGCOfNothing(t *testing.T) {
-	if reports, err := GC(disk(t), false); len(reports) > 0 || err != nil {
+	if reports, err := GC(disk(t), rankdir.SweepOptions{}); len(reports) > 0 || err != nil {
 		t.Error(reports, err)
 	}
 }
@@ -116,7 +116,7 @@ func TestGCRefusesWhatCannotBeADiskDirectory(t *testing.T) {
 		filepath.Join(d, "missing"):     "does not exist",
 		filepath.Join(d, "f", "below"):  "cannot be looked at",
 	} {
-		_, err := GC(dir, false)
+		_, err := GC(dir, rankdir.SweepOptions{})
 		refusal(t, err, dir, why, "--disk-dir")
 	}
 }

@@ -51,6 +51,7 @@ type Options struct {
 	HostMB      int   // host memory that a rank's disk backups use before the disk; 0: none, or with the auto target what the rank chooses
 	MarginBytes int64 // negative: the default
 	AllowRAM    bool
+	Discard     bool // give the blocks of backup files back before their names go
 
 	Role  string
 	Cell  int

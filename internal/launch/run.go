@@ -83,7 +83,7 @@ func Run(req Request) (out Outcome, err error) {
 				return out, err
 			}
 		}
-		claims, err := claimAll(bases, ranks, req.Job != "", req.Grace, req.Say)
+		claims, err := claimAll(bases, ranks, req.Options, req.Say)
 		if err != nil {
 			return out, err
 		}

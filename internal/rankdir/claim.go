@@ -13,13 +13,19 @@ import (
 type ClaimOptions struct {
 	// Reclaimed, if not nil, is told what a dead predecessor of the same identity had left.
 	Reclaimed func(Report)
+	// Discard gives the blocks of files back before their names go, where that can be done.
+	Discard bool
 }
+
+// sweep is how a claim removes what is not needed any more.
+func (o ClaimOptions) sweep() SweepOptions { return SweepOptions{Discard: o.Discard} }
 
 // Claim is a supervisor's hold on a rank directory, from before the rank starts until Reclaim.
 type Claim struct {
 	base   *baseDir
 	file   *leaseFile
 	marker *marker
+	how    SweepOptions
 
 	mu   sync.Mutex // guards done
 	done bool       // given up
@@ -77,7 +83,7 @@ func newClaim(path string, id Identity, o ClaimOptions) (_ *Claim, err error) {
 		return nil, errors.Join(err, base.forgetLease(id, file))
 	}
 	file.claim = true
-	return &Claim{base: base, file: file, marker: m}, nil
+	return &Claim{base: base, file: file, marker: m, how: o.sweep()}, nil
 }
 
 // lockEntry opens an identity's lease file and begins a change of the entry. fresh: the file
@@ -115,7 +121,7 @@ func (b *baseDir) enterRank(m *marker, fresh bool, o ClaimOptions) error {
 	var r reclaimer
 	var rep Report
 	if prev != nil {
-		r = reclaimer{base: b, marker: prev, self: m.Supervisor, strict: fresh}
+		r = reclaimer{base: b, marker: prev, self: m.Supervisor, how: o.sweep(), strict: fresh}
 		if rep, err = r.run(); err != nil {
 			return err
 		}
@@ -261,7 +267,7 @@ func (c *Claim) reclaim() (Report, error) {
 		return rep, err
 	}
 	defer func() { _ = c.file.unlock(byteRank) }()
-	r := reclaimer{base: c.base, marker: c.marker, self: self}
+	r := reclaimer{base: c.base, marker: c.marker, self: self, how: c.how}
 	rep, err = r.run()
 	if err == nil {
 		err = c.base.forget(&rep, c.file)

@@ -135,14 +135,14 @@ func TestOrphanedRankKeepsItsDirectory(t *testing.T) {
 	if _, err := NewClaim(base, testIdentity("job"), ClaimOptions{}); !errors.Is(err, ErrInUse) {
 		t.Errorf("a claim under an orphan: %v", err)
 	}
-	if r, err := Sweep(base, false); err != nil || len(r) != 1 || r[0].State != Live || r[0].HeldBy != engine.pid() {
+	if r, err := Sweep(base, SweepOptions{}); err != nil || len(r) != 1 || r[0].State != Live || r[0].HeldBy != engine.pid() {
 		t.Errorf("a sweep under an orphan: %+v, %v", r, err)
 	}
 	if diff := cmp.Diff(before, tree(t, base)); diff != "" {
 		t.Errorf("changed (-before +after):\n%s", diff)
 	}
 	engine.kill()
-	if r, err := Sweep(base, false); err != nil || len(r) != 1 || r[0].State != Reclaimed || len(r[0].Files) != 2 {
+	if r, err := Sweep(base, SweepOptions{}); err != nil || len(r) != 1 || r[0].State != Reclaimed || len(r[0].Files) != 2 {
 		t.Errorf("a sweep after the orphan: %+v, %v", r, err)
 	}
 }
@@ -178,7 +178,7 @@ func TestClosedClaimIsReclaimedLater(t *testing.T) {
 	if diff := cmp.Diff(before, tree(t, base)); diff != "" {
 		t.Errorf("changed by Close (-before +after):\n%s", diff)
 	}
-	if r, err := Sweep(base, false); err != nil || len(r) != 1 || r[0].State != Reclaimed {
+	if r, err := Sweep(base, SweepOptions{}); err != nil || len(r) != 1 || r[0].State != Reclaimed {
 		t.Errorf("sweep: %+v, %v", r, err)
 	}
 }
@@ -288,7 +288,7 @@ func TestForeignFilesStayAndDoNotBlock(t *testing.T) {
 	if err := os.Remove(filepath.Join(testIdentity("job").Path(base), "core.123")); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := Sweep(base, false); err != nil || len(r) != 1 || r[0].State != Reclaimed {
+	if r, err := Sweep(base, SweepOptions{}); err != nil || len(r) != 1 || r[0].State != Reclaimed {
 		t.Errorf("sweep once it is gone: %+v, %v", r, err)
 	}
 	if left := paths(tree(t, base)); len(left) > 0 {
@@ -393,7 +393,7 @@ func TestClaimKilledHalfway(t *testing.T) {
 						t.Errorf("claim and reclaim: %+v, %v", r, err)
 					}
 				}
-				if _, err := Sweep(base, false); err != nil {
+				if _, err := Sweep(base, SweepOptions{}); err != nil {
 					t.Error(err)
 				}
 				if left := paths(tree(t, base)); len(left) > 0 {
@@ -420,7 +420,7 @@ func TestAnnouncedDirectoryProvesNothingAboutFiles(t *testing.T) {
 	write(t, id.LeasePath(base), "")
 	write(t, id.Path(base)+"/ebb-0123abcd-f0000001-42-1000-7.bak", "theirs")
 	before := tree(t, base)
-	if r, err := Sweep(base, false); err != nil || len(r) != 1 || r[0].State != KeptForeign {
+	if r, err := Sweep(base, SweepOptions{}); err != nil || len(r) != 1 || r[0].State != KeptForeign {
 		t.Errorf("sweep: %+v, %v", r, err)
 	}
 	if _, err := NewClaim(base, id, ClaimOptions{}); !errors.Is(err, ErrForeign) {

@@ -60,7 +60,7 @@ func HoldLease(path string) (*Lease, error) {
 }
 
 func holdLease(path string) (*Lease, error) {
-	dir, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	dir, err := leaseDir(path)
 	if err != nil {
 		return nil, err
 	}
@@ -83,6 +83,19 @@ func holdLease(path string) (*Lease, error) {
 		return nil, err
 	}
 	return &Lease{file: f}, nil
+}
+
+// leaseDir opens the directory of a lease. As for a claim, neither it nor the base directory may be a
+// symlink: through one that took its place meanwhile, the lock would be on another base's lease.
+func leaseDir(path string) (int, error) {
+	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	dir := filepath.Dir(path)
+	base, err := openat(unix.AT_FDCWD, filepath.Dir(dir), flags, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Close(base) }()
+	return openat(base, filepath.Base(dir), flags, 0)
 }
 
 // Release gives the lease up. Idempotent.

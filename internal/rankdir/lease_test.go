@@ -82,7 +82,7 @@ func TestClosingOneUseKeepsTheOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, dry := range []bool{true, false} {
-		if r, err := Sweep(base, dry); err != nil || len(r) != 1 || r[0].State != Live {
+		if r, err := Sweep(base, SweepOptions{Dry: dry}); err != nil || len(r) != 1 || r[0].State != Live {
 			t.Errorf("sweep by the process itself: %+v, %v", r, err)
 		}
 	}

@@ -106,7 +106,7 @@ func beChild(args []string) error {
 		if _, err := os.Stat("/proc/" + args[2]); !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("process %s is not hidden: %w", args[2], err)
 		}
-		r, err := SweepBare(args[1], nil, false)
+		r, err := SweepBare(args[1], nil, SweepOptions{})
 		fmt.Printf("%+v\n", r)
 		return err
 	case "hide": // processes from those who may not look into them, then sweep
@@ -348,7 +348,7 @@ func beRacer(base, mode string) error {
 		if err := raceOnce(base, raceIdentity(rand.IntN(4)), uint64(i)); err != nil {
 			return err
 		}
-		if _, err := Sweep(base, i%3 == 0); err != nil {
+		if _, err := Sweep(base, SweepOptions{Dry: i%3 == 0}); err != nil {
 			return err
 		}
 	}
@@ -384,7 +384,7 @@ func raceOnce(base string, id Identity, seq uint64) error {
 	if err := os.WriteFile(path, []byte(id.String()), 0o600); err != nil {
 		return err
 	}
-	if _, err := Sweep(base, false); err != nil {
+	if _, err := Sweep(base, SweepOptions{}); err != nil {
 		return err
 	}
 	if got, err := os.ReadFile(path); err != nil || string(got) != id.String() {

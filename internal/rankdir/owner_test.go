@@ -176,11 +176,11 @@ func TestAnotherTimeNamespace(t *testing.T) {
 	if Dead(o, true) || !running(o) {
 		t.Error("a process in another time namespace is taken for dead")
 	}
-	if r, err := SweepBare(dir, nil, false); err != nil || len(r) != 1 || r[0].State != KeptForeign || len(r[0].Files) > 0 {
+	if r, err := SweepBare(dir, nil, SweepOptions{}); err != nil || len(r) != 1 || r[0].State != KeptForeign || len(r[0].Files) > 0 {
 		t.Errorf("sweep while it lives: %+v, %v", r, err)
 	}
 	c.end()
-	if r, err := SweepBare(dir, nil, false); err != nil || len(r) != 1 || r[0].State != Reclaimed || len(r[0].Files) != 1 {
+	if r, err := SweepBare(dir, nil, SweepOptions{}); err != nil || len(r) != 1 || r[0].State != Reclaimed || len(r[0].Files) != 1 {
 		t.Errorf("sweep after its end: %+v, %v", r, err)
 	}
 }

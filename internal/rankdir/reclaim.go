@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/discard"
 )
 
 // State is what became of a directory.
@@ -32,8 +34,12 @@ type Report struct {
 	HeldBy   int      `json:"held_by,omitempty"` // pid, when live and in this pid namespace
 	Files    []string `json:"files,omitempty"`   // names of data files removed
 	Bytes    uint64   `json:"bytes"`             // disk space they took
-	Left     []string `json:"left,omitempty"`    // names that stay
-	Why      string   `json:"why,omitempty"`     // reason for live and kept
+	// Discarded is the part of Bytes whose blocks were given back before the names went, where that
+	// was asked for, and Undiscarded says why the rest was not.
+	Discarded   uint64   `json:"discarded,omitempty"`
+	Undiscarded string   `json:"undiscarded,omitempty"`
+	Left        []string `json:"left,omitempty"` // names that stay
+	Why         string   `json:"why,omitempty"`  // reason for live and kept
 }
 
 // reclaimer removes what a dead rank left. The entry is locked and the rank dead.
@@ -41,7 +47,7 @@ type reclaimer struct {
 	base   *baseDir
 	marker *marker
 	self   Owner
-	dry    bool
+	how    SweepOptions
 	// strict: the lease file was missing, so that its locks prove nothing. Then every file's
 	// owner must be known to be dead.
 	strict bool
@@ -102,7 +108,7 @@ func (r *reclaimer) run() (Report, error) {
 	default:
 		r.proven = found
 	}
-	if err := removeDataFiles(dir, &rep, mine, r.dry); err != nil {
+	if err := removeDataFiles(dir, &rep, mine, r.how); err != nil {
 		return rep, err
 	}
 	switch {
@@ -114,7 +120,7 @@ func (r *reclaimer) run() (Report, error) {
 		return keep("another directory has taken its place, and not one that ebb made")
 	}
 	rep.State = Reclaimable
-	if r.dry {
+	if r.how.Dry {
 		return rep, nil
 	}
 	if now, err := identify(job, id.dirName()); err != nil || now != found {
@@ -123,6 +129,10 @@ func (r *reclaimer) run() (Report, error) {
 	switch err := retry(func() error { return unix.Unlinkat(job, id.dirName(), unix.AT_REMOVEDIR) }); {
 	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
 		return keep("files appeared in it meanwhile")
+	case errors.Is(err, unix.EBUSY):
+		return keep("a file system is mounted there")
+	case errors.Is(err, unix.ENOTDIR):
+		return keep("something else has taken its place")
 	case err != nil && !errors.Is(err, unix.ENOENT):
 		return rep, fmt.Errorf("remove directory %s: %w", rep.Dir, err)
 	}
@@ -142,13 +152,15 @@ func (r *reclaimer) unusable(rep Report, err error) (Report, error) {
 
 // removeJob removes the job's directory if no rank is left in it.
 func (r *reclaimer) removeJob() error {
-	if r.dry {
+	if r.how.Dry {
 		return nil
 	}
 	job := r.marker.Identity.Job
 	err := retry(func() error { return unix.Unlinkat(r.base.fd, job, unix.AT_REMOVEDIR) })
 	switch {
 	case err == nil, errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST), errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.ENOTDIR): // a mount; what a racer put there
 		return nil
 	}
 	return fmt.Errorf("remove directory %s: %w", filepath.Join(r.base.path, job), err)
@@ -176,7 +188,7 @@ func private(dir int) bool {
 
 // removeDataFiles removes the files of dir that bear a data file's name, are plain files of
 // this user with one name, and whose owner mine accepts. The other names are Left.
-func removeDataFiles(dir int, rep *Report, mine func(Owner) bool, dry bool) error {
+func removeDataFiles(dir int, rep *Report, mine func(Owner) bool, how SweepOptions) error {
 	list, err := names(dir)
 	if err != nil {
 		return fmt.Errorf("list directory %s: %w", rep.Dir, err)
@@ -198,7 +210,10 @@ func removeDataFiles(dir int, rep *Report, mine func(Owner) bool, dry bool) erro
 			rep.Left = append(rep.Left, printable(name))
 			continue
 		}
-		if !dry {
+		if how.Discard && !how.Dry {
+			rep.discard(dir, name, &st)
+		}
+		if !how.Dry {
 			err := retry(func() error { return unix.Unlinkat(dir, name, 0) })
 			if err != nil && !errors.Is(err, unix.ENOENT) {
 				return fmt.Errorf("remove %s: %w", filepath.Join(rep.Dir, name), err)
@@ -208,6 +223,33 @@ func removeDataFiles(dir int, rep *Report, mine func(Owner) bool, dry bool) erro
 		rep.Bytes += uint64(st.Blocks) * 512
 	}
 	return nil
+}
+
+// discard gives the blocks of a file back. What cannot be is still removed.
+func (rep *Report) discard(dir int, name string, seen *unix.Stat_t) {
+	err := discardFile(dir, name, seen)
+	switch {
+	case err == nil:
+		rep.Discarded += uint64(seen.Blocks) * 512
+	case rep.Undiscarded == "":
+		rep.Undiscarded = fmt.Sprintf("%s: %v", filepath.Join(rep.Dir, name), err)
+	}
+}
+
+func discardFile(dir int, name string, seen *unix.Stat_t) error {
+	fd, err := openat(dir, name, unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var st unix.Stat_t
+	if err := retry(func() error { return unix.Fstat(fd, &st) }); err != nil {
+		return err
+	}
+	if idOf(&st) != idOf(seen) || st.Nlink != 1 {
+		return errors.New("another file has taken its name")
+	}
+	return discard.File(fd, st.Size)
 }
 
 func hostname() string {

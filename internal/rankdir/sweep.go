@@ -12,10 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// SweepOptions are what Sweep and SweepBare can be told.
+type SweepOptions struct {
+	Dry     bool // only report
+	Discard bool // give the blocks of files back before their names go, where that can be done
+}
+
 // Sweep reclaims what dead ranks left under a base directory. Live ranks are left alone, and so
-// is everything without a marker. dry only reports. A problem with one rank does not keep the
-// others from being swept; problems are joined into the error.
-func Sweep(base string, dry bool) ([]Report, error) {
+// is everything without a marker. A problem with one rank does not keep the others from being
+// swept; problems are joined into the error.
+func Sweep(base string, how SweepOptions) ([]Report, error) {
 	b, err := openBase(base, false)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil // ebb was never here
@@ -24,14 +30,14 @@ func Sweep(base string, dry bool) ([]Report, error) {
 		return nil, fmt.Errorf("sweep %s: %w", base, err)
 	}
 	defer b.close()
-	reports, err := b.sweep(dry)
+	reports, err := b.sweep(how)
 	if err != nil {
 		return reports, fmt.Errorf("sweep %s: %w", b.path, err)
 	}
 	return reports, nil
 }
 
-func (b *baseDir) sweep(dry bool) ([]Report, error) {
+func (b *baseDir) sweep(how SweepOptions) ([]Report, error) {
 	self, err := Self()
 	if err != nil {
 		return nil, err
@@ -47,7 +53,7 @@ func (b *baseDir) sweep(dry bool) ([]Report, error) {
 		if !isMarker {
 			continue
 		}
-		rep, err := b.sweepEntry(self, key, dry)
+		rep, err := b.sweepEntry(self, key, how)
 		if err != nil {
 			errs = append(errs, err)
 		}
@@ -61,7 +67,7 @@ func (b *baseDir) sweep(dry bool) ([]Report, error) {
 		if !isLease || !ok || slices.Contains(list, key+markerSuffix) {
 			continue
 		}
-		switch err := b.sweepLease(id, dry); {
+		switch err := b.sweepLease(id, how.Dry); {
 		case errors.Is(err, errLease):
 			reports = append(reports, Report{Dir: id.LeasePath(b.path), Identity: id, State: KeptForeign, Why: err.Error()})
 		case err != nil:
@@ -72,7 +78,7 @@ func (b *baseDir) sweep(dry bool) ([]Report, error) {
 }
 
 // sweepEntry reclaims one rank, if it is dead. The report is nil when the entry vanished.
-func (b *baseDir) sweepEntry(self Owner, key string, dry bool) (*Report, error) {
+func (b *baseDir) sweepEntry(self Owner, key string, how SweepOptions) (*Report, error) {
 	name := key + markerSuffix
 	m, err := b.readMarker(name)
 	switch {
@@ -108,20 +114,24 @@ func (b *baseDir) sweepEntry(self Owner, key string, dry bool) (*Report, error) 
 	default:
 		return nil, fmt.Errorf("open lease %s: %w", id.LeasePath(b.path), err)
 	}
-	if dry {
-		r := reclaimer{base: b, marker: m, self: self, dry: true, strict: missing}
+	if how.Dry {
+		r := reclaimer{base: b, marker: m, self: self, how: how, strict: missing}
 		found, err := r.run()
 		return &found, err
 	}
 
+	busy := (*InUseError)(nil)
 	f, fresh, err := b.lockEntry(id, true)
+	if errors.As(err, &busy) { // somebody changes the entry, and was stopped in the middle of it
+		return live(busy)
+	}
 	if err != nil {
 		return nil, err
 	}
 	defer f.put()
 	defer f.unlockChange()
 	if err := f.takeDead(); err != nil {
-		if busy := (*InUseError)(nil); errors.As(err, &busy) {
+		if errors.As(err, &busy) {
 			return live(busy)
 		}
 		return nil, err
@@ -138,7 +148,7 @@ func (b *baseDir) sweepEntry(self Owner, key string, dry bool) (*Report, error) 
 	if err != nil {
 		return nil, fmt.Errorf("read marker %s: %w", name, err)
 	}
-	r := reclaimer{base: b, marker: m, self: self, strict: fresh}
+	r := reclaimer{base: b, marker: m, self: self, how: how, strict: fresh}
 	found, err := r.run()
 	if err == nil {
 		err = b.forget(&found, f)
@@ -216,14 +226,14 @@ func parseKey(key string) (Identity, bool) {
 // SweepBare removes the data files whose process is known to be dead from a directory that ebb
 // did not make (one given to ranks without a supervisor), and from the directories below it that
 // are named as rank directories are: <dir>/<job>/<role>_cell<C>_rank<R>. Those of the reports in
-// seen are left out. Nothing else is touched or reported, and below dir no symlink is followed,
-// even one that takes a directory's place meanwhile.
-func SweepBare(dir string, seen []Report, dry bool) ([]Report, error) {
+// seen are left out. Nothing else is touched or reported, and no symlink is followed, even one that
+// takes a directory's place meanwhile.
+func SweepBare(dir string, seen []Report, how SweepOptions) ([]Report, error) {
 	base, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fmt.Errorf("sweep %s: %w", dir, err)
 	}
-	fd, err := openat(unix.AT_FDCWD, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	fd, err := openBelow(unix.AT_FDCWD, base)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
@@ -231,7 +241,7 @@ func SweepBare(dir string, seen []Report, dry bool) ([]Report, error) {
 		return nil, fmt.Errorf("sweep %s: %w", base, err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	s := bareSweep{seen: seen, dry: dry}
+	s := bareSweep{seen: seen, how: how}
 	s.sweep(fd, base)
 	jobs, err := names(fd)
 	if err != nil {
@@ -246,7 +256,7 @@ func SweepBare(dir string, seen []Report, dry bool) ([]Report, error) {
 // bareSweep is one SweepBare.
 type bareSweep struct {
 	seen    []Report
-	dry     bool
+	how     SweepOptions
 	reports []Report
 	errs    []error
 }
@@ -291,7 +301,7 @@ func (s *bareSweep) rank(job int, name, path string) {
 
 func (s *bareSweep) sweep(fd int, path string) {
 	rep := Report{Dir: printable(path), State: NothingThere}
-	if err := rep.sweepBare(fd, local(fd), s.dry); err != nil {
+	if err := rep.sweepBare(fd, local(fd), s.how); err != nil {
 		s.fail(path, err)
 	}
 	if rep.State != NothingThere {
@@ -305,11 +315,11 @@ func openBelow(parent int, name string) (int, error) {
 }
 
 // sweepBare fills in the report of a bare directory.
-func (rep *Report) sweepBare(fd int, local, dry bool) error {
-	err := removeDataFiles(fd, rep, func(o Owner) bool { return Dead(o, local) }, dry)
+func (rep *Report) sweepBare(fd int, local bool, how SweepOptions) error {
+	err := removeDataFiles(fd, rep, func(o Owner) bool { return Dead(o, local) }, how)
 	rep.Left = slices.DeleteFunc(rep.Left, func(name string) bool { return !IsDataFile(name) })
 	switch {
-	case len(rep.Files) > 0 && dry:
+	case len(rep.Files) > 0 && how.Dry:
 		rep.State = Reclaimable
 	case len(rep.Files) > 0:
 		rep.State = Reclaimed

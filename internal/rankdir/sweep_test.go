@@ -20,7 +20,7 @@ import (
 func TestSweepWhereEbbNeverWas(t *testing.T) {
 	base := t.TempDir()
 	for _, dir := range []string{base, base + "/none"} {
-		if r, err := Sweep(dir, false); err != nil || r != nil {
+		if r, err := Sweep(dir, SweepOptions{}); err != nil || r != nil {
 			t.Errorf("%s: %+v, %v", dir, r, err)
 		}
 	}
@@ -35,7 +35,7 @@ func TestSweepTakesTheDeadAndLeavesTheLiving(t *testing.T) {
 	live := start(t, "claim-files", base, "live")
 	before := tree(t, base)
 
-	r, err := Sweep(base, true)
+	r, err := Sweep(base, SweepOptions{Dry: true})
 	if err != nil || len(r) != 2 || r[0].State != Reclaimable || len(r[0].Files) != 2 || r[0].Bytes == 0 || r[1].State != Live || r[1].HeldBy != live.pid() {
 		t.Errorf("dry run: %+v, %v", r, err)
 	}
@@ -43,7 +43,7 @@ func TestSweepTakesTheDeadAndLeavesTheLiving(t *testing.T) {
 		t.Errorf("changed by the dry run (-before +after):\n%s", diff)
 	}
 
-	r, err = Sweep(base, false)
+	r, err = Sweep(base, SweepOptions{})
 	if err != nil || len(r) != 2 || r[0].State != Reclaimed || r[0].Dir != dead || len(r[0].Files) != 2 || r[1].State != Live {
 		t.Errorf("sweep: %+v, %v", r, err)
 	}
@@ -53,7 +53,7 @@ func TestSweepTakesTheDeadAndLeavesTheLiving(t *testing.T) {
 		t.Errorf("after the sweep (-want +got):\n%s", diff)
 	}
 	live.kill()
-	if r, err := Sweep(base, false); err != nil || len(r) != 1 || r[0].State != Reclaimed {
+	if r, err := Sweep(base, SweepOptions{}); err != nil || len(r) != 1 || r[0].State != Reclaimed {
 		t.Errorf("sweep of the other: %+v, %v", r, err)
 	}
 	if left := paths(tree(t, base)); len(left) > 0 {
@@ -126,13 +126,13 @@ func TestLookAlikes(t *testing.T) {
 	}
 
 	before := tree(t, top)
-	if _, err := Sweep(base, true); err != nil {
+	if _, err := Sweep(base, SweepOptions{Dry: true}); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(before, tree(t, top)); diff != "" {
 		t.Errorf("changed by the dry run (-before +after):\n%s", diff)
 	}
-	reports, err := Sweep(base, false)
+	reports, err := Sweep(base, SweepOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestLeaseRemovedByHand(t *testing.T) {
 	unseen.PIDNamespace++
 	write(t, filepath.Join(dir, unseen.DataFile(9)), "of a process that cannot be seen")
 	for _, dry := range []bool{true, false} {
-		r, err := Sweep(base, dry)
+		r, err := Sweep(base, SweepOptions{Dry: dry})
 		if err != nil || len(r) != 1 || r[0].State != KeptForeign || len(r[0].Files) != 2 || len(r[0].Left) != 2 {
 			t.Errorf("sweep (dry: %v): %+v, %v", dry, r, err)
 		}
@@ -206,7 +206,7 @@ func TestAfterAReboot(t *testing.T) {
 		m.Base.Dev += 7
 		m.RankDir.Dev += 7
 	})
-	if r, err := Sweep(base, false); err != nil || len(r) != 1 || r[0].State != Reclaimed || len(r[0].Files) != 2 {
+	if r, err := Sweep(base, SweepOptions{}); err != nil || len(r) != 1 || r[0].State != Reclaimed || len(r[0].Files) != 2 {
 		t.Errorf("sweep: %+v, %v", r, err)
 	}
 }
@@ -225,7 +225,7 @@ func TestMarkersThatDoNotFit(t *testing.T) {
 			deadRank(t, base, "job")
 			rewriteMarker(t, base, "job", change)
 			before := tree(t, base)
-			r, err := Sweep(base, false)
+			r, err := Sweep(base, SweepOptions{})
 			if err != nil || len(r) != 1 || r[0].State != KeptForeign || r[0].Why == "" {
 				t.Errorf("sweep: %+v, %v", r, err)
 			}
@@ -262,14 +262,14 @@ func TestSweepBare(t *testing.T) {
 	slices.Sort(dead)
 
 	before := tree(t, dir)
-	r, err := SweepBare(dir, nil, true)
+	r, err := SweepBare(dir, nil, SweepOptions{Dry: true})
 	if err != nil || len(r) != 1 || r[0].State != Reclaimable || !slices.Equal(r[0].Files, dead) || slices.Contains(r[0].Left, "notes.txt") {
 		t.Errorf("dry run: %+v, %v", r, err)
 	}
 	if diff := cmp.Diff(before, tree(t, dir)); diff != "" {
 		t.Errorf("changed by the dry run (-before +after):\n%s", diff)
 	}
-	r, err = SweepBare(dir, nil, false)
+	r, err = SweepBare(dir, nil, SweepOptions{})
 	if err != nil || len(r) != 1 || r[0].State != Reclaimed || !slices.Equal(r[0].Files, dead) || len(r[0].Left) != 4 {
 		t.Errorf("sweep: %+v, %v", r, err)
 	}
@@ -280,10 +280,10 @@ func TestSweepBare(t *testing.T) {
 	if diff := cmp.Diff(want, tree(t, dir)); diff != "" {
 		t.Errorf("after the sweep (-want +got):\n%s", diff)
 	}
-	if r, err := SweepBare(dir, nil, false); err != nil || len(r) != 1 || r[0].State != KeptForeign || r[0].Why == "" {
+	if r, err := SweepBare(dir, nil, SweepOptions{}); err != nil || len(r) != 1 || r[0].State != KeptForeign || r[0].Why == "" {
 		t.Errorf("again: %+v, %v", r, err)
 	}
-	if r, err := SweepBare(dir+"/none", nil, false); err != nil || len(r) > 0 {
+	if r, err := SweepBare(dir+"/none", nil, SweepOptions{}); err != nil || len(r) > 0 {
 		t.Errorf("no directory: %+v, %v", r, err)
 	}
 }
@@ -312,7 +312,7 @@ func TestSweepBareBelow(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := tree(t, top)
-	r, err := SweepBare(base, []Report{{Dir: base + "/seen/actor_cell0_rank0"}}, false)
+	r, err := SweepBare(base, []Report{{Dir: base + "/seen/actor_cell0_rank0"}}, SweepOptions{})
 	if err != nil || len(r) != 2 || r[0].Dir != base+"/job/actor_cell0_rank0" || strings.Contains(r[1].Dir, "\x1b") {
 		t.Errorf("sweep: %+v, %v", r, err)
 	}
@@ -321,9 +321,8 @@ func TestSweepBareBelow(t *testing.T) {
 	if diff := cmp.Diff(before, tree(t, top)); diff != "" {
 		t.Errorf("after the sweep (-want +got):\n%s", diff)
 	}
-	// A symlink that the user names is followed.
-	if r, err := SweepBare(top+"/link", nil, true); err != nil || len(r) != 1 || len(r[0].Files) != 1 {
-		t.Errorf("sweep through the user's own symlink: %+v, %v", r, err)
+	if r, err := SweepBare(top+"/link", nil, SweepOptions{}); err == nil || len(r) > 0 {
+		t.Errorf("sweep through a symlink: %+v, %v", r, err)
 	}
 }
 
@@ -354,7 +353,7 @@ func TestSweepBareWhileASymlinkTakesTheDirectorysPlace(t *testing.T) {
 				}
 			})
 			for range 3000 {
-				if r, err := SweepBare(base, nil, false); err != nil || len(r) > 0 {
+				if r, err := SweepBare(base, nil, SweepOptions{}); err != nil || len(r) > 0 {
 					t.Errorf("sweep: %+v, %v", r, err)
 					break
 				}
@@ -394,7 +393,7 @@ func TestDirectoryMadeAnew(t *testing.T) {
 				t.Errorf("reclaim while the rank lives: %+v, %v", r, err)
 			}
 			rank.kill()
-			if r, err := Sweep(base, false); err != nil || len(r) != 1 || r[0].State != Reclaimed || len(r[0].Files) != 1 {
+			if r, err := Sweep(base, SweepOptions{}); err != nil || len(r) != 1 || r[0].State != Reclaimed || len(r[0].Files) != 1 {
 				t.Errorf("sweep: %+v, %v", r, err)
 			}
 			if left := paths(tree(t, base)); len(left) > 0 {
@@ -420,7 +419,7 @@ func TestDirectoryOfAnotherMade(t *testing.T) {
 			unseen.PIDNamespace++
 			write(t, filepath.Join(dir, unseen.DataFile(0)), "of a process that cannot be judged")
 			write(t, dir+"/a\nb\x1b[2J", "theirs")
-			r, err := Sweep(base, false)
+			r, err := Sweep(base, SweepOptions{})
 			if err != nil || len(r) != 1 || r[0].State != KeptForeign || len(r[0].Files) != 2 || !slices.Equal(r[0].Left, []string{`"a\nb\x1b[2J"`, unseen.DataFile(0)}) {
 				t.Errorf("sweep: %+v, %v", r, err)
 			}
@@ -430,13 +429,13 @@ func TestDirectoryOfAnotherMade(t *testing.T) {
 			if err := errors.Join(os.Remove(dir+"/a\nb\x1b[2J"), os.Remove(filepath.Join(dir, unseen.DataFile(0))), os.Chmod(dir, 0o755)); err != nil {
 				t.Fatal(err)
 			}
-			if r, err := Sweep(base, false); err != nil || len(r) != 1 || r[0].State != KeptForeign {
+			if r, err := Sweep(base, SweepOptions{}); err != nil || len(r) != 1 || r[0].State != KeptForeign {
 				t.Errorf("sweep of an empty directory with another mode: %+v, %v", r, err)
 			}
 			if err := os.Chmod(dir, 0o700); err != nil {
 				t.Fatal(err)
 			}
-			if r, err := Sweep(base, false); err != nil || len(r) != 1 || r[0].State != Reclaimed {
+			if r, err := Sweep(base, SweepOptions{}); err != nil || len(r) != 1 || r[0].State != Reclaimed {
 				t.Errorf("sweep of an empty directory: %+v, %v", r, err)
 			}
 			if left := paths(tree(t, base)); len(left) > 0 {
@@ -468,7 +467,7 @@ func TestThingsThatAreNoLeases(t *testing.T) {
 	}
 	before := paths(tree(t, base))
 	for _, dry := range []bool{true, false} {
-		r, err := Sweep(base, dry)
+		r, err := Sweep(base, SweepOptions{Dry: dry})
 		if err != nil || len(r) != 5 {
 			t.Errorf("sweep (dry: %v): %d reports, %v; want 5", dry, len(r), err)
 		}
@@ -498,7 +497,7 @@ func TestSharedFileSystem(t *testing.T) {
 	defer b.close()
 	b.local = false
 	before := tree(t, base)
-	if r, err := b.sweep(false); err != nil || len(r) != 1 || r[0].State != KeptForeign || !strings.Contains(r[0].Why, "node-of-somebody") {
+	if r, err := b.sweep(SweepOptions{}); err != nil || len(r) != 1 || r[0].State != KeptForeign || !strings.Contains(r[0].Why, "node-of-somebody") {
 		t.Errorf("sweep: %+v, %v", r, err)
 	}
 	m := &marker{Version: markerVersion, Identity: testIdentity("job"), Base: b.id, Supervisor: self(t), Host: hostname()}
@@ -515,14 +514,14 @@ func TestSharedFileSystem(t *testing.T) {
 	}
 	defer func() { _ = unix.Close(fd) }()
 	rep := Report{Dir: dir}
-	if err := rep.sweepBare(fd, false, true); err != nil || slices.Contains(rep.Files, rebooted.DataFile(0)) {
+	if err := rep.sweepBare(fd, false, SweepOptions{Dry: true}); err != nil || slices.Contains(rep.Files, rebooted.DataFile(0)) {
 		t.Errorf("bare sweep: %+v, %v", rep, err)
 	}
 	if diff := cmp.Diff(before, tree(t, base)); diff != "" {
 		t.Errorf("changed (-before +after):\n%s", diff)
 	}
 	rewriteMarker(t, base, "job", func(m *marker) { m.Host = hostname() })
-	if r, err := b.sweep(false); err != nil || len(r) != 1 || r[0].State != Reclaimed {
+	if r, err := b.sweep(SweepOptions{}); err != nil || len(r) != 1 || r[0].State != Reclaimed {
 		t.Errorf("sweep by the same host after a reboot: %+v, %v", r, err)
 	}
 }
@@ -573,7 +572,7 @@ func TestRaces(t *testing.T) {
 	for _, r := range racers {
 		r.end()
 	}
-	if _, err := Sweep(base, false); err != nil {
+	if _, err := Sweep(base, SweepOptions{}); err != nil {
 		t.Error(err)
 	}
 	if left := paths(tree(t, base)); len(left) > 0 {
