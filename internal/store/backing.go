@@ -213,10 +213,11 @@ func pad(p []byte) ([]byte, error) {
 
 // Block implements Backing.
 func (b *backing) Block(off uint64) Block {
-	if !b.blocks.begins(off) {
+	e, _ := b.lookUp(off)
+	if e == nil {
 		return Block{}
 	}
-	return b.blocks.at(off).get()
+	return e.get()
 }
 
 // Mark implements Backing.
