@@ -19,7 +19,7 @@ typedef struct ebb_engine_config {
 	uint32_t abi;          /* EBB_ENGINE_ABI of the shim */
 	uint32_t struct_size;  /* sizeof(ebb_engine_config) */
 	int32_t log_fd;        /* descriptor >= 3 for log lines, or -1: no log */
-	int32_t reserved;
+	int32_t discard;       /* EBB_DISCARD=1: blocks of backup files are given back before the files are removed */
 	uint64_t chunk_bytes;  /* size of the pinned staging buffer */
 	const char *driver;    /* driver library; null: "libcuda.so.1" */
 	const char *lease;     /* EBB_LEASE: lease file to lock, or null */

@@ -236,6 +236,7 @@ static bool start(const char *path)
 		.abi = EBB_ENGINE_ABI,
 		.struct_size = sizeof(config),
 		.log_fd = log_fd,
+		.discard = settings()->discard,
 		.chunk_bytes = settings()->chunk_bytes,
 		.lease = settings_env("EBB_LEASE"),
 		.identity = identity[0] != '\0' ? identity : NULL,

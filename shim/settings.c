@@ -131,6 +131,7 @@ static void read_environment(void)
 	from_env.disk_backup = env_bool("TMS_INIT_ENABLE_DISK_BACKUP");
 	from_env.cpu_mmap = env_choice("TMS_INIT_CPU_BACKUP_BACKEND", "pinned", "mmap");
 	from_env.exit_on_pause_error = env_choice("EBB_ON_PAUSE_ERROR", "continue", "exit");
+	from_env.discard = env_bool("EBB_DISCARD");
 	from_env.chunk_bytes = env_chunk_bytes();
 	from_env.resume_wait_s = env_seconds("EBB_RESUME_WAIT");
 	retain_cpu_backup = env_bool("TMS_RETAIN_CPU_BACKUP");

@@ -39,6 +39,7 @@ struct settings {
 	bool disk_backup;
 	bool cpu_mmap;
 	bool exit_on_pause_error;
+	bool discard; /* give blocks of backup files back before the files are removed */
 	uint64_t chunk_bytes;
 	double resume_wait_s;
 };

@@ -38,6 +38,7 @@ func configOf(c *C.ebb_engine_config) (engine.Config, error) {
 		Driver:     C.GoString(c.driver),
 		Lease:      C.GoString(c.lease),
 		Identity:   C.GoString(c.identity),
+		Discard:    c.discard != 0,
 		HostBytes:  uint64(c.host_bytes),
 		HostAuto:   c.host_bytes == C.EBB_HOST_AUTO,
 		HostArena:  c.host_arena != 0,

@@ -58,6 +58,7 @@ type Config struct {
 	Driver     string // driver library; "": libcuda.so.1
 	Lease      string // lease file to hold; "": none
 	Identity   string // "role=actor cell=0 rank=3"; prefix of log lines
+	Discard    bool   // give the blocks of backup files back before the files are removed
 
 	HostBytes  uint64   // host memory that disk backups take before files
 	HostAuto   bool     // instead, the engine chooses, by what node and cgroup leave
@@ -284,8 +285,8 @@ func (e *Engine) makeStores(self rankdir.Owner) {
 	b.files = store.New(store.Options{
 		BlockBytes: e.block, Name: fileNames(self), Dirs: e.dirs,
 		Alloc: e.allocArena, Direct: true, HostBudget: e.hostBudget,
-		NoFollowDir: e.config.Lease != "",
-		Warn:        func(line string) { e.log.Print(line) },
+		NoFollowDir: e.config.Lease != "", Discard: e.config.Discard,
+		Warn: func(line string) { e.log.Print(line) },
 	})
 	if e.config.HostArena {
 		b.pinned = store.New(store.Options{BlockBytes: e.block, Alloc: e.allocArena, Direct: true})

@@ -182,6 +182,9 @@ func (s *Store) present(f *diskFile) (bool, error) {
 // discard closes the file and removes it if its name still is the file. On an error the file
 // may still be there, and discard can be called again.
 func (s *Store) discard(f *diskFile) error {
+	if s.options.Discard {
+		s.giveBack(f)
+	}
 	s.fds.drop(f)
 	there, err := s.present(f)
 	if err != nil {
@@ -199,6 +202,22 @@ func (s *Store) discard(f *diskFile) error {
 	s.files.Add(-1)
 	s.bytes.Add(-f.size)
 	return nil
+}
+
+// giveBack gives the blocks of a file back that is about to be removed.
+func (s *Store) giveBack(f *diskFile) {
+	// Not through the cache, where it might wait for transfers that a disk holds up.
+	fd, _, err := f.reopen(s.sys)
+	if errors.Is(err, ErrLost) {
+		return
+	}
+	if err == nil {
+		err = retry(func() error { return s.sys.discard(fd, f.size) })
+		_ = s.sys.close(fd)
+	}
+	if err != nil {
+		s.warn(f.dir.path, "discard", "%s: the blocks of removed files are not given back first (%v); the drive keeps their bytes until it overwrites or discards them", f.dir.path, err)
+	}
 }
 
 func readOnly(err error) bool {

@@ -48,6 +48,9 @@ type Options struct {
 	// NoFollowDir refuses a directory whose last component is a symlink. Without it a
 	// symlink to a directory is the user's choice.
 	NoFollowDir bool
+	// Discard gives the blocks of a file back to file system and drive before its name goes, where
+	// that can be done. What cannot be is removed all the same.
+	Discard bool
 	// MaxOpen is the number of files open at one time; 0: 64.
 	MaxOpen int
 	// Warn, if not nil, takes one line without a newline, once per directory and kind. It is

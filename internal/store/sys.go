@@ -3,6 +3,7 @@ package store
 import (
 	"golang.org/x/sys/unix"
 
+	"github.com/ebb-offload/ebb/internal/discard"
 	"github.com/ebb-offload/ebb/internal/fd"
 )
 
@@ -19,6 +20,7 @@ type system interface {
 	unlinkat(dirfd int, name string) error
 	fchmod(fd int, mode uint32) error
 	fallocate(fd int, size int64) error // mode 0 from offset 0
+	discard(fd int, size int64) error   // the first size bytes: see package discard
 	ftruncate(fd int, size int64) error
 	pread(fd int, p []byte, off int64) (int, error)
 	pwrite(fd int, p []byte, off int64) (int, error)
@@ -57,6 +59,7 @@ func (kernel) statxAlign(fd int, st *unix.Statx_t) error {
 func (kernel) fchmod(fd int, mode uint32) error      { return unix.Fchmod(fd, mode) }
 func (kernel) unlinkat(dirfd int, name string) error { return unix.Unlinkat(dirfd, name, 0) }
 func (kernel) fallocate(fd int, size int64) error    { return unix.Fallocate(fd, 0, 0, size) }
+func (kernel) discard(fd int, size int64) error      { return discard.File(fd, size) }
 func (kernel) ftruncate(fd int, size int64) error    { return unix.Ftruncate(fd, size) }
 
 func (kernel) pread(fd int, p []byte, off int64) (int, error)  { return unix.Pread(fd, p, off) }

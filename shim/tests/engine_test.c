@@ -56,7 +56,8 @@ static void what_start_is_given(void)
 	EXPECT(engine_seen()->abi == EBB_ENGINE_ABI);
 	EXPECT(engine_seen()->struct_size == sizeof(ebb_engine_config));
 	EXPECT(engine_seen()->chunk_bytes == 256ull << 20);
-	EXPECT(!engine_seen()->driver_given && !engine_seen()->lease_given && !engine_seen()->identity_given);
+	EXPECT(!engine_seen()->driver_given && !engine_seen()->lease_given && !engine_seen()->identity_given &&
+	       !engine_seen()->discard);
 }
 
 static void what_start_is_given_by_a_launcher(void)
@@ -65,6 +66,7 @@ static void what_start_is_given_by_a_launcher(void)
 	EXPECT(engine_seen()->chunk_bytes == 16ull << 20);
 	EXPECT(strcmp(engine_seen()->lease, "/d/.ebb/x.lease") == 0);
 	EXPECT(strcmp(engine_seen()->identity, "role=actor cell=0 rank=3") == 0);
+	EXPECT(engine_seen()->discard);
 }
 
 static void a_partly_known_rank(void)
@@ -221,7 +223,7 @@ CASES(
 	{.says = "start is given what a launcher set",
 	 .run = what_start_is_given_by_a_launcher,
 	 .env = {"TMS_DISK_BACKUP_CHUNK_MB=16", "EBB_LEASE=/d/.ebb/x.lease", "EBB_ROLE=actor", "EBB_CELL=0",
-		 "EBB_RANK=3"}},
+		 "EBB_RANK=3", "EBB_DISCARD=1"}},
 	{.says = "a rank is described as far as it is known",
 	 .run = a_partly_known_rank,
 	 .env = {"EBB_ROLE=", "EBB_RANK=3"}},

@@ -73,6 +73,7 @@ int ebb_engine_start(const ebb_engine_config *config)
 	fake_engine.struct_size = config->struct_size;
 	fake_engine.log_fd = config->log_fd;
 	fake_engine.chunk_bytes = config->chunk_bytes;
+	fake_engine.discard = config->discard;
 	fake_engine.driver_given = config->driver != NULL;
 	fake_engine.lease_given = config->lease != NULL;
 	fake_engine.identity_given = config->identity != NULL;
@@ -283,7 +284,7 @@ int ebb_engine_status(char *buf, size_t cap, size_t *need, const ebb_engine_unma
 
 /* ---- memory that is mapped by its owner ------------------------------------------------------- */
 
-#define MAX_OBJECTS 4096
+#define MAX_OBJECTS 64
 #define HANDLE_BITS ((uint64_t)EBB_ENGINE_HANDLE << 48)
 
 static int references[MAX_OBJECTS]; /* by number; guarded by lock */
@@ -326,8 +327,7 @@ static bool is_mapped(uint64_t addr, uint64_t size)
 int ebb_engine_vmm_create(uint64_t *handle, size_t size, const void *prop, uint64_t flags,
 			  const ebb_engine_region *region, uint64_t margin, int *cu)
 {
-	static int number;
-	int code = vmm_fails(cu);
+	int number = 1, code = vmm_fails(cu);
 
 	(void)flags;
 	if (code != EBB_OK)
@@ -335,7 +335,8 @@ int ebb_engine_vmm_create(uint64_t *handle, size_t size, const void *prop, uint6
 	if (((const int *)prop)[2] != 1)
 		return EBB_ERR_NOT_MANAGED;
 	pthread_mutex_lock(&lock);
-	number = (number + 1) % MAX_OBJECTS;
+	while (references[number] > 0)
+		number++;
 	references[number] = 1;
 	*handle = HANDLE_BITS + (uint64_t)number;
 	fake_engine.size = size;

@@ -37,7 +37,7 @@ struct fake_engine {
 	uint32_t abi, struct_size;
 	int log_fd;
 	uint64_t chunk_bytes;
-	bool driver_given, lease_given, identity_given;
+	bool driver_given, lease_given, identity_given, discard;
 	char lease[64], identity[128];
 	void *allocated_in_start;
 
