@@ -126,7 +126,6 @@ func Code(err error) int {
 		{ErrDeviceFault, CodeDeviceFault},
 		{ErrDeviceMemory, CodeDeviceMemory},
 		{hostmem.ErrMemory, CodeHostMemory},
-		{store.ErrHostMemory, CodeHostMemory},
 		{store.ErrNoSpace, CodeNoSpace},
 		{store.ErrLost, CodeCorrupt},
 		{store.ErrAbsent, CodeCorrupt},

@@ -43,11 +43,7 @@ func oneStored(t *testing.T) (*Store, Backing, string, []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, free, err := MmapAlloc(ioAlign)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = free() })
+	p := pages(t, ioAlign)
 	for i := range p {
 		p[i] = byte(i * 3)
 	}
@@ -69,11 +65,7 @@ func TestAtRestNoFileIsOpen(t *testing.T) {
 		}
 	}
 	got := bytes.Clone(want)
-	p, free, err := MmapAlloc(ioAlign)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = free() }()
+	p := pages(t, ioAlign)
 	if err := b.ReadBlock(0, p); err != nil || !bytes.Equal(p, got) {
 		t.Fatalf("read after rest: %v", err)
 	}
@@ -105,11 +97,7 @@ func TestADescriptorThatBecameTheProgramsIsLeftAlone(t *testing.T) {
 	if len(taken) == 0 {
 		t.Fatal("the store holds no descriptor: this test looks in the wrong place")
 	}
-	p, free, err := MmapAlloc(ioAlign)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = free() }()
+	p := pages(t, ioAlign)
 	if err := b.ReadBlock(0, p); err != nil || !bytes.Equal(p, want) {
 		t.Fatalf("read: %v", err)
 	}

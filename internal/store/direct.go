@@ -36,13 +36,15 @@ func (s *Store) tryDirect(f *diskFile, fd int) error {
 			}
 		}
 	}
-	// A page of its own: direct I/O on memory shared with a forked child goes astray.
-	page, free, err := MmapAlloc(2 * ioAlign)
-	if err != nil {
-		return err
+	pages, err := unix.Mmap(-1, 0, 2*ioAlign, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err == nil {
+		defer func() { _ = unix.Munmap(pages) }()
+		err = unix.Madvise(pages, unix.MADV_DONTFORK) // direct I/O on memory shared with a forked child goes astray
 	}
-	defer func() { _ = free() }()
-	out, in := page[:ioAlign], page[ioAlign:2*ioAlign]
+	if err != nil {
+		return fmt.Errorf("memory to try direct I/O with: %w", err)
+	}
+	out, in := pages[:ioAlign], pages[ioAlign:]
 	for i := range out {
 		out[i] = byte(i*7 + i>>8 + 1)
 	}

@@ -131,8 +131,8 @@ func (s *Store) directories() ([]string, error) {
 	return members, nil
 }
 
-// compare looks at several directories, making those that are missing, and says what gains
-// nothing: a directory named twice, which is used once, and two on one device.
+// compare looks at several directories, making those that are missing. One that is named twice
+// is used once.
 func (s *Store) compare(paths []string) (members []string, err error) {
 	var seen []*directory
 	defer func() {
@@ -146,14 +146,10 @@ func (s *Store) compare(paths []string) (members []string, err error) {
 			return nil, err
 		}
 		same := slices.IndexFunc(seen, func(o *directory) bool { return o.dev == d.dev && o.ino == d.ino })
-		alike := slices.IndexFunc(seen, func(o *directory) bool { return o.dev == d.dev })
 		seen = append(seen, d)
-		switch {
-		case same >= 0:
+		if same >= 0 {
 			s.warn(path, "same", "%s and %s are the same directory: it is used once", seen[same].path, path)
 			continue
-		case alike >= 0:
-			s.warn(path, "alike", "%s and %s are on one device: using both gains nothing", seen[alike].path, path)
 		}
 		members = append(members, path)
 	}

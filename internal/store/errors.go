@@ -8,13 +8,12 @@ import (
 
 // Errors of this package; wrapped with the backing and the block they concern.
 var (
-	ErrClosed     = errors.New("store is closed")
-	ErrAbsent     = errors.New("block is not stored")
-	ErrNoSpace    = errors.New("no space left")
-	ErrHostMemory = errors.New("not enough host memory")
-	ErrIO         = errors.New("I/O error")
-	ErrLost       = errors.New("backup file is gone, replaced or cut") // by someone else
-	ErrNoMemory   = errors.New("the backing is not in host memory")
+	ErrClosed   = errors.New("store is closed")
+	ErrAbsent   = errors.New("block is not stored")
+	ErrNoSpace  = errors.New("no space left")
+	ErrIO       = errors.New("I/O error")
+	ErrLost     = errors.New("backup file is gone, replaced or cut") // by someone else
+	ErrNoMemory = errors.New("the backing is not in host memory")
 )
 
 // errNoRoom is a block call on a backing that has taken no room.
@@ -59,28 +58,6 @@ func allFull(need uint64, each []*NoSpaceError) error {
 	}
 	all.Dir = strings.Join(names, ", ")
 	return all
-}
-
-// HostMemoryError says how much host memory was needed and available, in bytes.
-type HostMemoryError struct {
-	Need, Available uint64 // Available: without pushing anything else out; 0: unknown
-	Err             error  // the system's error, or nil when it was not asked
-}
-
-func (e *HostMemoryError) Error() string {
-	s := fmt.Sprintf("%v: %s needed, %s available", ErrHostMemory, Size(e.Need), Size(e.Available))
-	if e.Err != nil {
-		s += ": " + e.Err.Error()
-	}
-	return s
-}
-
-// Unwrap makes errors.Is(err, ErrHostMemory) and errors.Is(err, unix.ENOMEM) true.
-func (e *HostMemoryError) Unwrap() []error {
-	if e.Err == nil {
-		return []error{ErrHostMemory}
-	}
-	return []error{ErrHostMemory, e.Err}
 }
 
 // Size is a number of bytes for people: "512 bytes", "1.5 MiB".

@@ -2,7 +2,6 @@ package store_test
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -91,7 +90,7 @@ func TestASmallBackingFitsWhole(t *testing.T) {
 func TestABudgetThatCannotBeHad(t *testing.T) {
 	budget := uint64(1 << 50)
 	var said []string
-	refuse := fmt.Errorf("%w: the node is full", store.ErrHostMemory)
+	refuse := errors.New("the node is full")
 	s := spread(t, &budget, func(uint64) (store.Extent, error) { return nil, refuse }, &said)
 	for range 2 {
 		b := backing(t, s, 2*block)

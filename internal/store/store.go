@@ -58,16 +58,6 @@ type Options struct {
 	Warn func(line string)
 }
 
-// Extent is host memory for one backing, of one range of addresses.
-type Extent interface {
-	// Bytes returns n of its bytes from off on, and waits until they are there. The error says
-	// why they cannot be, or that the extent was freed. It may be called from any goroutine.
-	Bytes(off, n uint64) ([]byte, error)
-	// Free gives the memory back, which nobody uses any more. After an error it can be called
-	// again.
-	Free() error
-}
-
 // Store makes backings. All methods may be called from any goroutine.
 type Store struct {
 	options  Options

@@ -134,13 +134,13 @@ func (m Maker) open(t testing.TB, size uint64) (*store.Store, store.Backing) {
 	return s, b
 }
 
-// Alloc takes plain host memory for a store.
+// Alloc takes host memory for a store.
 func Alloc(n uint64) (store.Extent, error) {
-	memory, free, err := store.MmapAlloc(n)
+	memory, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, err
 	}
-	return store.Plain(memory, free), nil
+	return store.Plain(memory, func() error { return unix.Munmap(memory) }), nil
 }
 
 // room is what a store takes.
