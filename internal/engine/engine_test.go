@@ -775,11 +775,12 @@ func TestMarginAndOversizeAreRefusedAsDeviceMemory(t *testing.T) {
 // A driver call that fails in a pause leaves everything mapped and unchanged; the next pause
 // succeeds.
 func TestAPauseThatFailsChangesNothing(t *testing.T) {
-	for _, call := range []string{"cuMemcpyDtoHAsync", "cuCtxSynchronize", "cuMemHostRegister", "cuStreamCreate", "cuMemHostAlloc"} {
+	for _, call := range []string{"cuMemcpyDtoHAsync", "cuCtxSynchronize", "cuMemHostRegister", "cuStreamCreate", "cuMemHostAlloc", "cuLaunchKernel", "cuMemHostGetDevicePointer"} {
 		t.Run(call, func(t *testing.T) {
 			r := newRig(t)
 			a, b := r.make(5<<20, 0, disk("x")), r.make(5<<20, 0, pinned("x"))
 			c := r.make(1<<20, 0, mmap("x"))
+			r.write(a, 0, make([]byte, 1<<20))
 			r.fault(call + ":1:999")
 			if _, err := r.Pause(nil, r.set); err == nil {
 				t.Fatal("the pause succeeded")
@@ -798,11 +799,12 @@ func TestAPauseThatFailsChangesNothing(t *testing.T) {
 // A driver call that fails in a resume leaves everything paused and the device's memory free;
 // the next resume succeeds.
 func TestAResumeThatFailsStaysPaused(t *testing.T) {
-	for _, call := range []string{"cuMemCreate:2", "cuMemMap:1", "cuMemMap:3", "cuMemSetAccess:2", "cuMemcpyHtoDAsync:1", "cuMemcpyHtoDAsync:3"} {
+	for _, call := range []string{"cuMemCreate:2", "cuMemMap:1", "cuMemMap:3", "cuMemSetAccess:2", "cuMemcpyHtoDAsync:1", "cuMemcpyHtoDAsync:3", "cuLaunchKernel:1", "cuMemsetD8Async:1"} {
 		t.Run(call, func(t *testing.T) {
 			r := newRig(t)
 			a, b := r.make(5<<20, 0, disk("x")), r.make(5<<20, 0, pinned("x"))
 			c := r.make(1<<20, 0, mmap("x"))
+			r.write(a, 0, make([]byte, 1<<20))
 			r.pause()
 			before := r.free(0)
 			r.fault(call + ":999")

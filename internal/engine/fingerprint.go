@@ -23,25 +23,23 @@ type hashing struct {
 
 // readyToHash says whether the kernel is there on all devices of a transfer, and loads it first.
 // One refusal is enough to do without from then on, which is said once.
-func (e *Engine) readyToHash(t *transfer) bool {
+func (e *Engine) readyToHash(t *transfer) (bool, error) {
+	defer func(begun time.Time) { t.checked += time.Since(begun) }(time.Now())
 	for _, dev := range t.devices() {
 		if e.hash.refused || e.hash.loaded[dev] {
 			continue
 		}
-		err := e.withDevice(dev, func() error {
-			if err := e.drv.LoadFingerprint(); err != nil {
-				return err
-			}
-			return e.makeHashers()
-		})
-		if err != nil {
+		if err := e.withDevice(dev, e.drv.LoadFingerprint); err != nil {
 			e.hash.refused = true
 			e.log.Printf("the driver does not load ebb's kernel on device %d: blocks are hashed by the CPU, zero and unchanged ones are moved, writes during a pause are not found: %v", dev, err)
 			break
 		}
+		if err := e.withDevice(dev, e.makeHashers); err != nil {
+			return false, err
+		}
 		e.hash.loaded[dev] = true
 	}
-	return !e.hash.refused
+	return !e.hash.refused, nil
 }
 
 // makeHashers makes what launches need, once, for all contexts.

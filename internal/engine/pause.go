@@ -104,9 +104,12 @@ func (e *Engine) save(set []*alloc.Allocation, s Settings) (t *transfer, err err
 		}
 	}()
 	t = e.newTransfer(set, held)
-	if e.readyToHash(t) {
+	kernel, err := e.readyToHash(t)
+	switch {
+	case err != nil:
+	case kernel:
 		err = e.saveChecked(t, plan.Union(s.Unused))
-	} else {
+	default:
 		err = e.saveAll(t)
 	}
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/mem"
 	"github.com/ebb-offload/ebb/internal/pipeline"
 	"github.com/ebb-offload/ebb/internal/plan"
 	"github.com/ebb-offload/ebb/internal/store"
@@ -77,9 +78,6 @@ func (e *Engine) restore(set []*alloc.Allocation) (created uint64, t *transfer, 
 	if created, err = e.createOnce(set); err != nil {
 		return 0, nil, err
 	}
-	if err := inParallel(len(set), func(i int) error { return e.mapPieces(set[i]) }); err != nil {
-		return 0, nil, err
-	}
 	held := make([]store.Backing, len(set))
 	for i, a := range set {
 		if a.Backup == alloc.BackupNone {
@@ -90,10 +88,16 @@ func (e *Engine) restore(set []*alloc.Allocation) (created uint64, t *transfer, 
 		}
 	}
 	t = e.newTransfer(set, held)
+	t.reach = make([]reach, len(set))
+	for i, a := range set {
+		t.reach[i].call = func() error { return e.mapPieces(a) }
+	}
 	return created, t, e.load(t)
 }
 
-// load brings the bytes back, and compares all of them with what was saved, where they are now.
+// load maps the memory and brings the bytes back, and compares all of them with what was saved, where
+// they are now. An allocation is mapped when its first bytes have come from the disk, while further
+// ones are read.
 func (e *Engine) load(t *transfer) error {
 	for n := range t.blocks.Len() {
 		b := t.blocks.At(n)
@@ -106,8 +110,14 @@ func (e *Engine) load(t *transfer) error {
 		}
 		t.plan.Add(n, b, action, t.target(b), true)
 	}
-	kernel := e.readyToHash(t)
-	if err := e.run(t, pipeline.Load, kernel); err != nil || !kernel {
+	kernel, err := e.readyToHash(t)
+	if err != nil {
+		return err
+	}
+	if err := e.run(t, pipeline.Load, kernel); err != nil {
+		return err
+	}
+	if err := inParallel(len(t.reach), func(i int) error { return t.reach[i].now() }); err != nil || !kernel {
 		return err
 	}
 	wrong, err := e.verify(t, func(n int) bool { return t.plan.Action(n) != plan.Dead })
@@ -122,35 +132,52 @@ func (e *Engine) load(t *transfer) error {
 // createOnce creates what the set lacks, or nothing.
 func (e *Engine) createOnce(set []*alloc.Allocation) (created uint64, err error) {
 	need := map[int]uint64{} // bytes by device
-	var made []*alloc.Piece
+	var missing []*alloc.Piece
 	for _, a := range set {
 		for i := range a.Pieces {
 			if p := &a.Pieces[i]; p.Handle == 0 {
 				need[a.Device] += p.Length
-				made = append(made, p)
+				created += p.Length
+				missing = append(missing, p)
 			}
 		}
 	}
-	for i, p := range made {
-		h, err := e.drv.MemCreate(p.Length, p.Props)
-		if err == nil {
-			p.Handle = h
-			created += p.Length
-			continue
-		}
-		for _, q := range made[:i] {
-			err = errors.Join(err, e.drv.MemRelease(q.Handle))
-			q.Handle = 0
-		}
-		dev := int(p.Props.LocationID)
-		if !device.IsOutOfMemory(err) {
-			return 0, fmt.Errorf("create %d bytes on device %d: %w", p.Length, dev, err)
-		}
-		free, e2 := e.freeMemory(dev)
-		short := &DeviceMemoryError{Device: dev, Need: need[dev], Free: free, Holders: e.holders(dev), Err: err}
-		return 0, errors.Join(short, e2)
+	err = inParallel(len(missing), func(i int) (err error) {
+		missing[i].Handle, err = e.create(missing[i])
+		return err
+	})
+	if err == nil {
+		return created, nil
 	}
-	return created, nil
+	var short *DeviceMemoryError
+	for _, p := range missing {
+		if p.Handle != 0 {
+			err = errors.Join(err, e.drv.MemRelease(p.Handle))
+			p.Handle = 0
+		}
+	}
+	if errors.As(err, &short) {
+		var e2 error
+		short.Need, short.Holders = need[short.Device], e.holders(short.Device)
+		short.Free, e2 = e.freeMemory(short.Device)
+		err = errors.Join(err, e2)
+	}
+	return 0, err
+}
+
+// create makes the physical memory of a piece. What is needed and free in all is the caller's to
+// find out.
+func (e *Engine) create(p *alloc.Piece) (mem.Handle, error) {
+	h, err := e.drv.MemCreate(p.Length, p.Props)
+	dev := int(p.Props.LocationID)
+	switch {
+	case err == nil:
+		return h, nil
+	case device.IsOutOfMemory(err):
+		return 0, &DeviceMemoryError{Device: dev, Err: err}
+	default:
+		return 0, fmt.Errorf("create %d bytes on device %d: %w", p.Length, dev, err)
+	}
 }
 
 // holders lists who else holds memory of a device, as far as the system tells.

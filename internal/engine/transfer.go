@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
@@ -23,6 +24,7 @@ type transfer struct {
 	blocks plan.Blocks
 	plan   plan.Plan
 
+	reach   []reach                    // by allocation, of a resume; nil: all is mapped
 	zero    map[uint64]fingerprint.Sum // of blocks of zeros, by length
 	checked time.Duration              // waited for fingerprints
 }
@@ -98,6 +100,12 @@ func (t *transfer) move(n int) pipeline.Move {
 		Of: a, Device: a.Device, Addr: t.addr(b),
 		Offset: b.Offset, Length: b.Length, Backing: t.held[b.Item],
 	}
+	if t.reach != nil {
+		m.Reach = func() (mem.Addr, error) {
+			err := t.reach[b.Item].now()
+			return t.addr(b), err
+		}
+	}
 	if t.plan.Action(n) == plan.Zero {
 		m.Zero, m.Sum = true, t.zero[b.Length]
 	}
@@ -142,6 +150,18 @@ func (e *Engine) run(t *transfer, d pipeline.Direction, kernel bool) error {
 		}
 	}
 	return e.runTuned(d, t.work(kernel))
+}
+
+// reach maps an allocation once, when it is first needed.
+type reach struct {
+	once sync.Once
+	call func() error
+	err  error
+}
+
+func (r *reach) now() error {
+	r.once.Do(func() { r.err = r.call() })
+	return r.err
 }
 
 // result is what was moved and what was not.

@@ -31,6 +31,10 @@ type Move struct {
 	Offset, Length uint64
 	Backing        store.Backing
 
+	// Reach, if not nil, makes the device memory reachable and says where it is, in place of Addr.
+	// It is called late, on the worker, so that this takes place while others wait for a disk.
+	Reach func() (mem.Addr, error)
+
 	// Zero: all bytes are zero. Store marks the block so, with the fingerprint Sum; Load sets the
 	// device memory to zero. Nothing is copied.
 	Zero bool

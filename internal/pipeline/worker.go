@@ -171,6 +171,9 @@ func (w *worker) beginCopyIn(j job, m *Move, slot int) (*inflight, error) {
 		return nil, err
 	}
 	if m.Zero {
+		if err := m.reach(); err != nil {
+			return nil, err
+		}
 		if err := w.drv.MemsetZero(m.Addr, m.Length, b.stream); err != nil {
 			return nil, b.failed("set to zero", err)
 		}
@@ -188,10 +191,21 @@ func (w *worker) beginCopyIn(j job, m *Move, slot int) (*inflight, error) {
 			}
 		}
 	}
+	if err := m.reach(); err != nil {
+		return nil, err
+	}
 	if err := w.drv.CopyToDevice(m.Addr, unsafe.Pointer(unsafe.SliceData(b.host)), m.Length, b.stream); err != nil {
 		return nil, b.failed("copy to the device", err)
 	}
 	return b, nil
+}
+
+// reach sets Addr, where that is not known yet.
+func (m *Move) reach() (err error) {
+	if m.Reach != nil {
+		m.Addr, err = m.Reach()
+	}
+	return err
 }
 
 func (w *worker) waitCopyIn(b *inflight) error {
