@@ -5,11 +5,15 @@
 #
 #   scripts/test-gpu.sh              everything
 #   scripts/test-gpu.sh PART...      some of it: train content children python expandable vllm tms
-#                                    fingerprint throughput bench demo
+#                                    fingerprint throughput bench demo, and reference, which needs more
 #
-# The part tms needs the published torch_memory_saver, the part vllm the sleep allocator of the
-# published vLLM, in build/wheels. Where there is a network, make gpu-wheels fetches both; take that
-# folder along.
+# The parts tms and reference need the published torch_memory_saver, the part vllm the sleep allocator
+# of the published vLLM, in build/wheels. Where there is a network, make gpu-wheels fetches both; take
+# that folder along.
+#
+# The part reference runs torch_memory_saver's own tests, with its own library and with ebb. They are no
+# part of this project: EBB_REFERENCE_TESTS is the folder test/ of that project's repository, at the
+# version of the wheel. Needs pytest; pytest-xdist and pytest-timeout are used where installed.
 #
 # GPUTEST_DISK  directory for backup files, default build/test-gpu; up to 15 GB are written
 # PYTHON         the Python that has PyTorch, default python3
@@ -53,13 +57,14 @@ trap finish EXIT
 pass() { echo "PASS $1" | tee -a "$GPUTEST_REPORT"; }
 fail() { echo "FAIL $1" | tee -a "$GPUTEST_REPORT"; }
 
-# saw NAME SECONDS COMMAND...: records how a command ends: status, and what it said last. No check.
+# saw NAME SECONDS COMMAND...: records how a command ends: status, and its error or what it said last. No check.
 saw() {
-	local name=$1 seconds=$2 log got=0
+	local name=$1 seconds=$2 log text got=0
 	log=$logs/${name//[ ,]/-}.log
 	shift 2
 	timeout --kill-after=15 "$seconds" "$@" >"$log" 2>&1 </dev/null || got=$?
-	echo "SAW $name: status $got; $(grep -v '^$' "$log" | tail -n 1 | cut -c 1-160)" | tee -a "$GPUTEST_REPORT"
+	text=$(grep -m 1 -E 'what\(\)|Error|ASSERT' "$log" || grep -v '^$' "$log" | tail -n 1 || true)
+	echo "SAW $name: status $got; ${text:0:200}" | tee -a "$GPUTEST_REPORT"
 }
 
 # part NAME SECONDS STATUS COMMAND...: runs a command, which must end with STATUS within SECONDS.
@@ -130,10 +135,10 @@ train_parts() {
 }
 
 content_parts() {
-	part "content" 100 0 "${hooked[@]}" "$python" "$tests/content.py"
-	no_files_left "content"
 	part "content, broken context" 60 0 "${hooked[@]}" "$python" "$tests/sticky.py"
 	find "$disk" -name '*.bak' -delete # it ends without its exit handlers
+	part "content" 100 0 "${hooked[@]}" "$python" "$tests/content.py"
+	no_files_left "content"
 }
 
 children_parts() {
@@ -151,7 +156,7 @@ python_parts() {
 # Both names of the setting, and both ways to manage: regions, and the whole process.
 expandable_parts() {
 	local on=PYTORCH_ALLOC_CONF=expandable_segments:True old=PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
-	local train=("$python" "$tests/train.py" --steps 12) binary=-
+	local train=("$python" "$tests/train.py" --steps 8) binary=-
 	part "expandable regions" 90 0 env "$on" "${hooked[@]}" "$python" "$tests/expandable.py" regions
 	no_files_left "expandable regions"
 	part "expandable process" 120 0 env "$old,garbage_collection_threshold:0.6" TMS_INIT_ENABLE=1 TMS_INIT_ENABLE_CPU_BACKUP=1 \
@@ -201,6 +206,12 @@ throughput_parts() {
 	part "throughput cpu, backups retained" 60 0 "${hooked[@]}" "$python" "$tests/throughput.py" cpu-retained
 }
 
+# How the package's disable() ends inside of a region, with the library that is in place.
+disable_inside() {
+	saw "tms disable inside a region, $1, preload" 60 "$python" "$tests/tms/start.py" "$tests/tms/disable_inside.py" preload
+	saw "tms disable inside a region, $1, torch" 60 "$python" "$tests/tms/disable_inside.py" torch
+}
+
 # The published torch_memory_saver, adopted, in both of its hook modes.
 tms_parts() {
 	local wheel site=$logs/site adopt=(dist/bin/ebb adopt --python "$python") plain
@@ -212,8 +223,7 @@ tms_parts() {
 	plain=$PYTHONPATH
 	local -x PYTHONPATH=$site:$plain TMS_DISK_BACKUP_DIR=$disk/tms TMS_DISK_BACKUP_CHUNK_MB=256
 	"$python" -m zipfile -e "$wheel" "$site"
-	saw "tms disable inside a region, its own library, preload" 60 "$python" "$tests/tms/start.py" "$tests/tms/disable_inside.py" preload
-	saw "tms disable inside a region, its own library, torch" 60 "$python" "$tests/tms/disable_inside.py" torch
+	disable_inside "its own library"
 	if "${adopt[@]}" >"$logs/tms-adopt.log" 2>&1 && "${adopt[@]}" --check >>"$logs/tms-adopt.log" 2>&1; then
 		pass "tms: $(head -n 1 "$logs/tms-adopt.log")"
 	else
@@ -225,8 +235,7 @@ tms_parts() {
 	part "tms torch" 200 0 "$python" "$tests/tms/main.py" torch
 	part "tms everything" 120 0 env TMS_INIT_ENABLE=1 TMS_INIT_ENABLE_CPU_BACKUP=1 \
 		"$python" "$tests/tms/start.py" "$tests/tms/everything.py" preload
-	saw "tms disable inside a region, ebb, preload" 60 "$python" "$tests/tms/start.py" "$tests/tms/disable_inside.py" preload
-	saw "tms disable inside a region, ebb, torch" 60 "$python" "$tests/tms/disable_inside.py" torch
+	disable_inside "ebb"
 	part "tms leave, preload" 60 0 "$python" "$tests/tms/start.py" "$tests/tms/leave.py" preload
 	part "tms leave, torch" 60 0 "$python" "$tests/tms/leave.py" torch
 	no_files_left "tms"
@@ -237,6 +246,48 @@ tms_parts() {
 		cat "$logs/tms-undo.log"
 		fail "tms: after --undo the package differs from what was published"
 	fi
+}
+
+# reference_tests LIBRARY NAME PYTEST_ARGUMENT...: a run of torch_memory_saver's own tests.
+reference_tests() {
+	local library=$1 name=$2
+	shift 2
+	(cd "$EBB_REFERENCE_TESTS" && env -u CUBLAS_WORKSPACE_CONFIG PYTHONPATH="$logs/reference/$library" TMPDIR="$disk" \
+		timeout --kill-after=15 400 "$python" -m pytest -q -rA -p no:cacheprovider "$@" \
+		--junitxml "$logs/reference/$library-$name.xml" .) >"$logs/reference-$library-$name.log" 2>&1 </dev/null || true
+}
+
+# Some of these tests measure the memory of the whole device. All run one at a time, except those that
+# look at their own process only: they run first, both libraries side by side.
+reference_parts() {
+	local wheel apart='rl_example or cpu_backup or disk_backup or test_utils or configure_subprocess' workers=() limit=() library
+	if [[ ! -e ${EBB_REFERENCE_TESTS:-}/test_examples.py ]]; then
+		fail "reference: EBB_REFERENCE_TESTS is not the folder test/ of torch_memory_saver's repository"
+		return
+	fi
+	wheel=$(find build/wheels -name 'torch_memory_saver-0.0.10-*.whl' -print -quit 2>/dev/null || true)
+	if [[ -z $wheel ]]; then
+		fail "reference: no torch_memory_saver 0.0.10 in build/wheels (make gpu-wheels)"
+		return
+	fi
+	mkdir "$logs/reference"
+	for library in original ebb; do "$python" -m zipfile -e "$wheel" "$logs/reference/$library"; done
+	if ! PYTHONPATH=$logs/reference/ebb dist/bin/ebb adopt --python "$python" >"$logs/reference-adopt.log" 2>&1; then
+		cat "$logs/reference-adopt.log"
+		fail "reference: the package was not adopted"
+		return
+	fi
+	if "$python" -c 'import xdist' 2>/dev/null; then workers=(-n 4); fi
+	# A program that dies leaves its test waiting.
+	if "$python" -c 'import pytest_timeout' 2>/dev/null; then limit=(--timeout 90); fi
+	for library in original ebb; do
+		reference_tests "$library" apart -k "$apart" ${workers[@]+"${workers[@]}"} ${limit[@]+"${limit[@]}"} &
+	done
+	wait
+	for library in original ebb; do
+		reference_tests "$library" alone -k "not ($apart)" ${limit[@]+"${limit[@]}"}
+	done
+	"$python" "$tests/reference.py" "$logs/reference" || true
 }
 
 demo_parts() {
@@ -262,7 +313,7 @@ table() {
 	echo "disk      $(df --output=fstype,source "$disk" | tail -n 1 | tr -s ' ')"
 	echo "duration  $SECONDS s"
 	grep '^FIGURE ' "$GPUTEST_REPORT" | sed 's/^FIGURE //' | awk -F': ' '{ printf "%-34s %s\n", $1, $2 }' || true
-	grep -E '^(SAW|FAIL) ' "$GPUTEST_REPORT" || true
+	grep -E '^(REFERENCE|SAW|FAIL) ' "$GPUTEST_REPORT" || true
 	echo "test-gpu: $passed passed, $failed failed"
 }
 table | tee "$logs/table"

@@ -51,6 +51,7 @@ def driver(name, *arguments):
 
 
 def drivers_allocations():
+    torch.zeros(1, device="cuda")  # from here on the thread has a context
     address = u64()
     with ebb.region(tag="driver", backup="disk"):
         driver("cuMemAlloc_v2", ctypes.byref(address), SIZE)
