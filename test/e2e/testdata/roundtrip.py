@@ -43,7 +43,9 @@ for retain in (False, True):
         # All at once.
         result = ebb.must_pause()
         assert (result.allocations, result.bytes) == (len(memory), 4 * total), (result.allocations, result.bytes)
-        assert result.device_bytes >= 4 * total and result.host_bytes == 2 * total and result.disk_bytes >= total
+        assert result.device_bytes >= 4 * total
+        # What a backup holds already is not moved again.
+        assert result.host_bytes + result.disk_bytes + result.skipped_same_bytes >= 3 * total, result.skipped_same_bytes
         assert ebb.status()["bytes_active"] == 0
         untouched.check(outside)
         for mode, address, pattern in memory:
