@@ -240,6 +240,11 @@ static bool start(const char *path)
 		.chunk_bytes = settings()->chunk_bytes,
 		.lease = settings_env("EBB_LEASE"),
 		.identity = identity[0] != '\0' ? identity : NULL,
+		.host_bytes = settings()->host_bytes,
+		.host_arena = settings()->host_arena,
+		.local_ranks = settings()->local_ranks,
+		.disk_dirs = settings_env("EBB_DISK_DIRS"),
+		.leases = settings_env("EBB_DISK_LEASES"),
 	};
 	int code = engine.start(&config);
 	if (code == EBB_OK)

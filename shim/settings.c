@@ -9,6 +9,8 @@
 
 #define DEFAULT_CHUNK_MB 256
 #define MAX_CHUNK_MB (1 << 20) /* 1 TiB */
+#define MAX_HOST_MB (1 << 30)  /* 1 PiB */
+#define MAX_RANKS 4096
 
 static struct settings from_env;
 static pthread_once_t from_env_once = PTHREAD_ONCE_INIT;
@@ -81,6 +83,38 @@ static uint64_t env_chunk_bytes(void)
 	return (uint64_t)mb << 20;
 }
 
+/* Host memory that disk backups take before files; EBB_HOST_AUTO: the engine chooses. */
+static uint64_t env_host_bytes(void)
+{
+	static const char name[] = "EBB_HOST_MB";
+	const char *value = settings_env(name);
+	char *end;
+
+	if (value == NULL)
+		return 0;
+	if (strcmp(value, "auto") == 0)
+		return EBB_HOST_AUTO;
+	errno = 0;
+	unsigned long long mb = strtoull(value, &end, 10);
+	if (value[0] < '0' || value[0] > '9' || *end != '\0' || errno != 0 || mb > MAX_HOST_MB) {
+		log_line("%s=%s is ignored: neither auto nor a number of MiB up to %d", name, value, MAX_HOST_MB);
+		return 0;
+	}
+	return (uint64_t)mb << 20;
+}
+
+/* Ranks of this node, or 0: the variable is other launchers' too, and what is no number says nothing. */
+static int32_t env_local_ranks(void)
+{
+	const char *value = settings_env("LOCAL_WORLD_SIZE");
+	char *end;
+
+	if (value == NULL)
+		return 0;
+	long ranks = strtol(value, &end, 10);
+	return *end == '\0' && ranks >= 1 && ranks <= MAX_RANKS ? (int32_t)ranks : 0;
+}
+
 static double env_seconds(const char *name)
 {
 	const char *value = settings_env(name);
@@ -133,6 +167,9 @@ static void read_environment(void)
 	from_env.exit_on_pause_error = env_choice("EBB_ON_PAUSE_ERROR", "continue", "exit");
 	from_env.discard = env_bool("EBB_DISCARD");
 	from_env.chunk_bytes = env_chunk_bytes();
+	from_env.host_bytes = env_host_bytes();
+	from_env.host_arena = env_bool("EBB_HOST_ARENA");
+	from_env.local_ranks = env_local_ranks();
 	from_env.resume_wait_s = env_seconds("EBB_RESUME_WAIT");
 	retain_cpu_backup = env_bool("TMS_RETAIN_CPU_BACKUP");
 	margin_bytes = env_margin_bytes();

@@ -40,7 +40,10 @@ struct settings {
 	bool cpu_mmap;
 	bool exit_on_pause_error;
 	bool discard; /* give blocks of backup files back before the files are removed */
+	bool host_arena; /* CPU backups lie in host memory that is kept */
 	uint64_t chunk_bytes;
+	uint64_t host_bytes; /* that disk backups take before files, or EBB_HOST_AUTO */
+	int32_t local_ranks; /* 0: not known */
 	double resume_wait_s;
 };
 

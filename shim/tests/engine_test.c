@@ -75,6 +75,28 @@ static void a_partly_known_rank(void)
 	EXPECT(strcmp(engine_seen()->identity, "rank=3") == 0);
 }
 
+static void the_host_memory_of_a_launcher(void)
+{
+	managed_malloc(1);
+	EXPECT(engine_seen()->host_bytes == 4096ull << 20 && engine_seen()->host_arena);
+	EXPECT(engine_seen()->local_ranks == 8);
+	EXPECT(strcmp(engine_seen()->disk_dirs, "/a/r:/b/r") == 0);
+	EXPECT(strcmp(engine_seen()->leases, "/a/l:/b/l") == 0);
+}
+
+static void host_memory_that_the_engine_chooses(void)
+{
+	managed_malloc(1);
+	EXPECT(engine_seen()->host_bytes == EBB_HOST_AUTO);
+}
+
+static void no_host_memory(void)
+{
+	managed_malloc(1);
+	EXPECT(engine_seen()->host_bytes == 0 && !engine_seen()->host_arena && engine_seen()->local_ranks == 0);
+	EXPECT(engine_seen()->disk_dirs[0] == '\0' && engine_seen()->leases[0] == '\0');
+}
+
 static void the_default_chunk(void)
 {
 	managed_malloc(1);
@@ -243,6 +265,30 @@ CASES(
 	 .run = the_default_chunk,
 	 .env = {"TMS_DISK_BACKUP_CHUNK_MB=99999999999999999999"},
 	 .lines = {"ebb: TMS_DISK_BACKUP_CHUNK_MB=99999999999999999999 is ignored, 256 is used: *"}},
+	{.says = "the engine is told of host memory, ranks and several disk directories",
+	 .run = the_host_memory_of_a_launcher,
+	 .env = {"EBB_HOST_MB=4096", "EBB_HOST_ARENA=1", "LOCAL_WORLD_SIZE=8", "EBB_DISK_DIRS=/a/r:/b/r", "EBB_DISK_LEASES=/a/l:/b/l"}},
+	{.says = "the engine is told to choose its host memory",
+	 .run = host_memory_that_the_engine_chooses,
+	 .env = {"EBB_HOST_MB=auto"}},
+	{.says = "without these variables, or with empty ones, there is no host memory for disk backups",
+	 .run = no_host_memory,
+	 .env = {"EBB_HOST_MB=", "EBB_DISK_DIRS=", "LOCAL_WORLD_SIZE="}},
+	{.says = "a number of ranks that is none is not known",
+	 .run = no_host_memory,
+	 .env = {"LOCAL_WORLD_SIZE=some"}},
+	{.says = "host memory that is no number is named, none is used",
+	 .run = no_host_memory,
+	 .env = {"EBB_HOST_MB=4GiB"},
+	 .lines = {"ebb: EBB_HOST_MB=4GiB is ignored: *"}},
+	{.says = "negative host memory is named, none is used",
+	 .run = no_host_memory,
+	 .env = {"EBB_HOST_MB=-1"},
+	 .lines = {"ebb: EBB_HOST_MB=-1 is ignored: *"}},
+	{.says = "host memory beyond reason is named, none is used",
+	 .run = no_host_memory,
+	 .env = {"EBB_HOST_MB=99999999999999999999"},
+	 .lines = {"ebb: EBB_HOST_MB=99999999999999999999 is ignored: *"}},
 	{.says = "the engine logs to its own copy of stderr, which children do not inherit", .run = log_descriptor},
 	{.says = "the soft limit of open files survives an engine that raises it",
 	 .run = soft_limit_of_open_files_is_unchanged},

@@ -77,6 +77,11 @@ int ebb_engine_start(const ebb_engine_config *config)
 	fake_engine.driver_given = config->driver != NULL;
 	fake_engine.lease_given = config->lease != NULL;
 	fake_engine.identity_given = config->identity != NULL;
+	fake_engine.host_bytes = config->host_bytes;
+	fake_engine.host_arena = config->host_arena;
+	fake_engine.local_ranks = config->local_ranks;
+	copy(fake_engine.disk_dirs, sizeof(fake_engine.disk_dirs), config->disk_dirs);
+	copy(fake_engine.leases, sizeof(fake_engine.leases), config->leases);
 	copy(fake_engine.lease, sizeof(fake_engine.lease), config->lease);
 	copy(fake_engine.identity, sizeof(fake_engine.identity), config->identity);
 

@@ -37,8 +37,10 @@ struct fake_engine {
 	uint32_t abi, struct_size;
 	int log_fd;
 	uint64_t chunk_bytes;
-	bool driver_given, lease_given, identity_given, discard;
-	char lease[64], identity[128];
+	uint64_t host_bytes;
+	int local_ranks;
+	bool driver_given, lease_given, identity_given, discard, host_arena;
+	char lease[64], identity[128], disk_dirs[64], leases[64];
 	void *allocated_in_start;
 
 	/* What the last malloc was given. */
