@@ -14,6 +14,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/fingerprint"
 	"github.com/ebb-offload/ebb/internal/mem"
 )
 
@@ -22,7 +23,7 @@ import (
 type moments struct {
 	device.Driver
 	wait       func(n int)                                    // before the n-th wait for a whole context, n ≥ 1
-	copyOut    func(src mem.Addr, s device.Stream)            // when a copy to the host is begun
+	copyOut    func(src mem.Addr, s device.Stream)            // when the kernel is to copy a block to the host
 	streamWait func(s device.Stream, wait func() error) error // in place of a wait for a stream
 	waits      atomic.Int64
 }
@@ -41,11 +42,23 @@ func (m *moments) Synchronize() error {
 	return m.Driver.Synchronize()
 }
 
-func (m *moments) CopyToHost(dst unsafe.Pointer, src mem.Addr, n uint64, s device.Stream) error {
-	if m.copyOut != nil {
-		m.copyOut(src, s)
+func (m *moments) NewHasher(k *fingerprint.Key, tiles int) (device.Hasher, error) {
+	h, err := m.Driver.NewHasher(k, tiles)
+	return &momentsHasher{h, m}, err
+}
+
+type momentsHasher struct {
+	device.Hasher
+	m *moments
+}
+
+func (h *momentsHasher) Launch(spans []device.Span, s device.Stream) (int, error) {
+	for _, span := range spans {
+		if h.m.copyOut != nil && span.To != 0 {
+			h.m.copyOut(span.Addr, s)
+		}
 	}
-	return m.Driver.CopyToHost(dst, src, n, s)
+	return h.Hasher.Launch(spans, s)
 }
 
 func (m *moments) StreamSynchronize(s device.Stream) error {

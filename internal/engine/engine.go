@@ -187,6 +187,8 @@ type Result struct {
 	SkippedUnused uint64 // not moved: nobody needs them
 	Kept          uint64 // left on the device, because others use the memory
 
+	Workers int // that moved them; 0: nothing moved
+
 	Duration time.Duration
 	Checks   time.Duration // of Duration: waiting for fingerprints
 }

@@ -539,7 +539,7 @@ func TestAPauseThatFailsGivesItsRoomBack(t *testing.T) {
 	a, b := r.make(1<<20, 0, disk("x")), r.make(1<<20, 0, pinned("x"))
 	check := func(files int) {
 		t.Helper()
-		r.fault("cuMemcpyDtoHAsync:2:999")
+		r.fault("cuLaunchKernel:3:999")
 		if _, err := r.Pause(nil, r.set); err == nil {
 			t.Fatal("the pause succeeded")
 		}
@@ -775,19 +775,25 @@ func TestMarginAndOversizeAreRefusedAsDeviceMemory(t *testing.T) {
 // A driver call that fails in a pause leaves everything mapped and unchanged; the next pause
 // succeeds.
 func TestAPauseThatFailsChangesNothing(t *testing.T) {
-	for _, call := range []string{"cuMemcpyDtoHAsync", "cuCtxSynchronize", "cuMemHostRegister", "cuStreamCreate", "cuMemHostAlloc", "cuLaunchKernel", "cuMemHostGetDevicePointer"} {
-		t.Run(call, func(t *testing.T) {
+	for _, fault := range []string{
+		"cuCtxSynchronize:1:999", "cuCtxSynchronize:2:999", "cuMemHostRegister:1:999", "cuStreamCreate:1:999", "cuStreamCreate:3:999",
+		"cuMemHostAlloc:1:999", "cuMemHostAlloc:4:999", "cuMemHostGetDevicePointer:1:999", "cuMemHostGetDevicePointer:4:999",
+		"cuLaunchKernel:1:999", "cuLaunchKernel:2:999", "cuLaunchKernel:5:999",
+		"cuModuleLoadData:*:209,cuMemcpyDtoHAsync:1:999", "cuModuleLoadData:*:209,cuMemcpyDtoHAsync:4:999",
+	} {
+		t.Run(fault, func(t *testing.T) {
 			r := newRig(t)
 			a, b := r.make(5<<20, 0, disk("x")), r.make(5<<20, 0, pinned("x"))
 			c := r.make(1<<20, 0, mmap("x"))
 			r.write(a, 0, make([]byte, 1<<20))
-			r.fault(call + ":1:999")
+			r.fault(fault)
 			if _, err := r.Pause(nil, r.set); err == nil {
 				t.Fatal("the pause succeeded")
 			}
 			if r.state(a) != alloc.Active || r.state(b) != alloc.Active {
 				t.Fatal("something was paused")
 			}
+			r.fault("")
 			r.holds(a, b, c)
 			r.pause()
 			r.resume()

@@ -3,8 +3,10 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
+	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/fingerprint"
 )
@@ -19,6 +21,25 @@ type hashing struct {
 	refused bool // the driver does not load the kernel: the CPU hashes what is copied
 	loaded  map[int]bool
 	lanes   [2]device.Hasher // the CPU folds the results of one while the GPU is at the other; nil until first needed
+}
+
+// loadEarly begins to load the kernel for the allocations, beside what else a pause has to prepare:
+// the driver has to compile it first. What comes of it is for readyToHash to find out. The caller
+// waits for it in the end.
+func (e *Engine) loadEarly(set []*alloc.Allocation) (wait func()) {
+	var loading sync.WaitGroup
+	started := map[int]bool{}
+	for _, a := range set {
+		dev := a.Device
+		if e.hash.refused || e.hash.loaded[dev] || started[dev] || a.Backup == alloc.BackupNone {
+			continue
+		}
+		started[dev] = true
+		loading.Go(func() {
+			_ = guarded(dev, func(dev int) error { return e.withDevice(dev, e.drv.LoadFingerprint) })
+		})
+	}
+	return loading.Wait
 }
 
 // readyToHash says whether the kernel is there on all devices of a transfer, and loads it first.

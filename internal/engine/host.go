@@ -41,7 +41,7 @@ func (e *Engine) hostArena() (*hostmem.Arena, error) {
 		return e.host.arena, nil
 	}
 	arena, err := hostmem.New(hostmem.Options{
-		BlockBytes: e.block, NUMANode: e.drv.NUMANode(dev),
+		BlockBytes: e.block, PieceBytes: e.pieceBytes(), NUMANode: e.drv.NUMANode(dev),
 		Register: func(p unsafe.Pointer, n uint64) error {
 			return e.withDevice(dev, func() error { return e.drv.HostRegister(p, n) })
 		},
@@ -54,6 +54,20 @@ func (e *Engine) hostArena() (*hostmem.Arena, error) {
 	}
 	e.host.arena = arena
 	return arena, nil
+}
+
+// pieceBytes is the size of the arena's pieces: of a budget that was given, small ones, so that a
+// last one that is used in part is not much of it. 0: the arena's choice.
+func (e *Engine) pieceBytes() uint64 {
+	const largest = 128 << 20
+	if e.config.HostAuto || e.config.HostBytes == 0 {
+		return 0
+	}
+	piece := max(e.block, 2<<20)
+	for piece < largest && piece*2 <= e.config.HostBytes/4 {
+		piece *= 2
+	}
+	return piece
 }
 
 // allocPinned takes pinned host memory from the driver, for all contexts. Whether the host has it
@@ -91,20 +105,27 @@ func extents(take func(size uint64) ([]byte, func() error, error)) func(uint64) 
 	}
 }
 
-// checkHost refuses CPU backups that the host has no memory for, before any is taken. The arena
-// and plain pages do that themselves; what the driver pins, the system would take from others.
+// checkHost refuses CPU backups that the host has no memory for, before any is taken. Of plain pages
+// the host is asked as they are taken.
 func (e *Engine) checkHost(set []*alloc.Allocation) error {
-	if e.config.HostArena {
-		return nil
-	}
 	var sum uint64
 	for _, a := range set {
-		if a.Backup == alloc.BackupCPU && !a.Mmap && e.backings.find(a) == nil {
+		if a.Backup == alloc.BackupCPU && (e.config.HostArena || !a.Mmap) && e.backings.find(a) == nil {
 			sum += a.Size
 		}
 	}
 	if sum == 0 {
 		return nil
+	}
+	if e.config.HostArena {
+		arena, err := e.hostArena()
+		if err != nil {
+			return err
+		}
+		u := arena.Usage()
+		if sum -= min(sum, u.Held-min(u.Held, u.Used)); sum == 0 {
+			return nil
+		}
 	}
 	return hostmem.Check(sum)
 }

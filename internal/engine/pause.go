@@ -88,6 +88,7 @@ func (e *Engine) save(set []*alloc.Allocation, s Settings) (t *transfer, err err
 	if s.CaptureActive { // waiting for the device would invalidate it
 		return nil, ErrCapture
 	}
+	defer e.loadEarly(set)()
 	if err := e.synchronizeAll(); err != nil {
 		return nil, err
 	}

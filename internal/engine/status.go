@@ -82,6 +82,7 @@ type outcome struct {
 	SkippedSame uint64  `json:"skipped_same_bytes"`
 	Unused      uint64  `json:"skipped_unused_bytes"`
 	Kept        uint64  `json:"kept_bytes"`
+	Workers     int     `json:"workers"` // that moved them
 	Seconds     float64 `json:"seconds"`
 	Checks      float64 `json:"check_seconds"`
 	GBPerS      float64 `json:"gb_per_s"` // 1e9 logical bytes a second
@@ -93,6 +94,7 @@ func newOutcome(r Result, err error) *outcome {
 		Allocations: r.Allocations, Bytes: r.Bytes, DeviceBytes: r.DeviceBytes,
 		HostBytes: r.HostBytes, DiskBytes: r.DiskBytes,
 		SkippedZero: r.SkippedZero, SkippedSame: r.SkippedSame, Unused: r.SkippedUnused, Kept: r.Kept,
+		Workers: r.Workers,
 		Seconds: r.Duration.Seconds(), Checks: r.Checks.Seconds(),
 	}
 	if o.Seconds > 0 {

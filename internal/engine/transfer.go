@@ -27,6 +27,7 @@ type transfer struct {
 	reach   []reach                    // by allocation, of a resume; nil: all is mapped
 	zero    map[uint64]fingerprint.Sum // of blocks of zeros, by length
 	checked time.Duration              // waited for fingerprints
+	workers int                        // that moved blocks
 }
 
 func (e *Engine) newTransfer(set []*alloc.Allocation, held []store.Backing) *transfer {
@@ -149,7 +150,9 @@ func (e *Engine) run(t *transfer, d pipeline.Direction, kernel bool) error {
 			return err
 		}
 	}
-	return e.runTuned(d, t.work(kernel))
+	workers, err := e.runTuned(d, t.work(kernel))
+	t.workers = max(t.workers, workers)
+	return err
 }
 
 // reach maps an allocation once, when it is first needed.
@@ -169,7 +172,7 @@ func (t *transfer) result() Result {
 	return Result{
 		HostBytes: t.plan.HostBytes, DiskBytes: t.plan.DiskBytes,
 		SkippedZero: t.plan.ZeroBytes, SkippedSame: t.plan.SameBytes, SkippedUnused: t.plan.DeadBytes,
-		Checks: t.checked,
+		Workers: t.workers, Checks: t.checked,
 	}
 }
 

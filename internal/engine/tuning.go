@@ -16,22 +16,23 @@ type tuning struct {
 }
 
 // runTuned runs work with the number of workers that was best for its directories; the first
-// operation that moves enough finds it out.
-func (e *Engine) runTuned(d pipeline.Direction, work pipeline.Work) error {
+// operation that moves enough finds it out. It returns how many that were.
+func (e *Engine) runTuned(d pipeline.Direction, work pipeline.Work) (workers int, err error) {
+	workers = min(pipeline.DefaultWorkers, e.workers)
 	if work.Disk.Len == 0 {
-		return e.pool.Run(d, work, pipeline.DefaultWorkers)
+		return workers, e.pool.Run(d, work, workers)
 	}
 	dirs, name := strings.Join(e.dirs(), ","), [...]string{pipeline.Store: "pause", pipeline.Load: "resume"}[d]
 	if n := e.tuned(dirs, name); n > 0 {
-		return e.pool.Run(d, work, n)
+		return n, e.pool.Run(d, work, n)
 	}
-	best, trials, err := e.pool.Probe(d, work)
+	workers, trials, err := e.pool.Probe(d, work)
 	if err == nil && len(trials) > 0 {
 		e.mu.Lock()
-		e.tunings = append(e.tunings, tuning{Dirs: dirs, Direction: name, Workers: best, Trials: trials})
+		e.tunings = append(e.tunings, tuning{Dirs: dirs, Direction: name, Workers: workers, Trials: trials})
 		e.mu.Unlock()
 	}
-	return err
+	return workers, err
 }
 
 // tuned is the number of workers for the directories and the direction; 0: not known.

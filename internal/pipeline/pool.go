@@ -4,8 +4,8 @@
 // two staging blocks of its own. Memory is therefore bounded by the staging buffer. Blocks in host
 // memory and blocks on disk have queues of their own, so that both move at the same time.
 //
-// What is stored is hashed where it lies on the host, on the worker's stream right behind the copy:
-// the fingerprint is that of the bytes that are written, and costs the worker no wait.
+// What is stored is hashed by the kernel that copies it to the host: the fingerprint is that of the
+// bytes that it wrote there, which are those that are saved.
 //
 // Threads: one operation at a time (the engine's operation lock sees to it). Workers never
 // touch the CUDA context of the actor's threads: they have their own, with capture mode relaxed.
@@ -55,8 +55,8 @@ func (m Moves) part(from, to int) Moves {
 type Work struct {
 	Host, Disk Moves
 
-	// Kernel: fingerprints of what is stored are computed on the device. Otherwise the CPU does it,
-	// and also checks what is loaded, before it is copied to the device.
+	// Kernel: what is stored is copied and hashed by the device's kernel. Otherwise the driver copies
+	// and the CPU hashes, and also checks what is loaded, before it is copied to the device.
 	Kernel bool
 }
 

@@ -69,8 +69,8 @@ func (w *worker) store(j job) error {
 	return err
 }
 
-// beginCopyOut takes the next move that copies, and begins the copy in a slot, and the hash of what
-// arrives; nil when there is none left. Moves without a copy are done on the way.
+// beginCopyOut takes the next move that copies, and begins the copy in a slot; nil when there is none
+// left. Moves without a copy are done on the way.
 func (w *worker) beginCopyOut(j job, slot int) (*inflight, error) {
 	m := j.queues.take(j.own)
 	for ; m != nil && m.Zero; m = j.queues.take(j.own) {
@@ -86,20 +86,19 @@ func (w *worker) beginCopyOut(j job, slot int) (*inflight, error) {
 	if b.direct { // what is said about the block is not true from here on
 		m.Backing.Mark(m.Offset, store.Block{State: store.Absent})
 	}
-	if err := w.drv.CopyToHost(unsafe.Pointer(unsafe.SliceData(b.host)), m.Addr, m.Length, b.stream); err != nil {
-		return nil, b.failed("copy to the host", err)
-	}
 	if j.kernel {
-		if err := w.hash(b); err != nil {
-			_ = w.drv.StreamSynchronize(b.stream) // the copy may still write to the slot
-			return nil, b.failed("hash the copy of", err)
-		}
+		err = w.copyAndHash(b)
+	} else {
+		err = w.drv.CopyToHost(unsafe.Pointer(unsafe.SliceData(b.host)), m.Addr, m.Length, b.stream)
+	}
+	if err != nil {
+		return nil, b.failed("copy to the host", err)
 	}
 	return b, nil
 }
 
-// hash begins the hash of a block in host memory, on the stream of its copy.
-func (w *worker) hash(b *inflight) error {
+// copyAndHash has the kernel copy a block to the host and hash the bytes that it writes there.
+func (w *worker) copyAndHash(b *inflight) error {
 	h := w.hashers[b.slot]
 	if h == nil {
 		var err error
@@ -108,11 +107,11 @@ func (w *worker) hash(b *inflight) error {
 		}
 		w.hashers[b.slot] = h
 	}
-	at, err := w.drv.HostDevicePointer(unsafe.Pointer(unsafe.SliceData(b.host)))
+	to, err := w.drv.HostDevicePointer(unsafe.Pointer(unsafe.SliceData(b.host)))
 	if err != nil {
 		return err
 	}
-	_, err = h.Launch([]device.Span{{Addr: at, Bytes: b.move.Length}}, b.stream)
+	_, err = h.Launch([]device.Span{{Addr: b.move.Addr, To: to, Bytes: b.move.Length}}, b.stream)
 	return err
 }
 
