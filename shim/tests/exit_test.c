@@ -214,6 +214,17 @@ static void stacked_handler_does_not_wait(void)
 	exit(0);
 }
 
+/* A call that moves no bytes is too short to look at every handler. */
+static void all_signals_wait_for_a_short_call(void)
+{
+	sigset_t mask;
+
+	managed_malloc(1);
+	EXPECT(engine_seen()->malloc_blocked_term && !engine_seen()->malloc_blocked_segv);
+	EXPECT(pthread_sigmask(SIG_BLOCK, NULL, &mask) == 0 && !sigismember(&mask, SIGTERM));
+	exit(0);
+}
+
 static void cancelling_waits(void)
 {
 	int state;
@@ -396,6 +407,8 @@ CASES(
 	 .exit_status = 5},
 	{.says = "a signal handler without a stack of its own waits for the end of an engine call", .run = plain_handler_waits},
 	{.says = "one with a stack of its own interrupts it", .run = stacked_handler_does_not_wait},
+	{.says = "a call that moves no bytes holds back all signals but those of faults",
+	 .run = all_signals_wait_for_a_short_call},
 	{.says = "a thread in an engine call is not cancelled there", .run = cancelling_waits},
 	{.says = "a failed tms_pause ends the process with 70 when asked to, and removes its files first",
 	 .run = pause_exits,

@@ -107,9 +107,14 @@ int ebb_engine_start(const ebb_engine_config *config)
 int ebb_engine_malloc(void **ptr, size_t size, int device, const ebb_engine_region *region, uint64_t margin)
 {
 	check_process();
+	sigset_t mask;
 	int code = told_to_fail_in("malloc: ", "FAKE_MALLOC_CODE");
+
 	if (code != EBB_OK)
 		return code;
+	pthread_sigmask(SIG_BLOCK, NULL, &mask);
+	fake_engine.malloc_blocked_term = sigismember(&mask, SIGTERM);
+	fake_engine.malloc_blocked_segv = sigismember(&mask, SIGSEGV);
 	pthread_mutex_lock(&lock);
 	int slot = fake_engine.mallocs++ % MAX_MANAGED;
 	managed[slot] = true;

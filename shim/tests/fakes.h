@@ -32,6 +32,7 @@ struct fake_engine {
 	_Atomic int waiting; /* calls that began to wait (FAKE_WAITS) */
 	_Atomic int blocked_alarm, blocked_xfsz, blocked_term, cancel_disabled; /* what held in the last pause */
 	_Atomic bool go_on;
+	_Atomic int malloc_blocked_term, malloc_blocked_segv; /* what held in the last malloc */
 
 	/* What start was given; strings copied, "" for null. */
 	uint32_t abi, struct_size;
