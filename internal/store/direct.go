@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/filesys"
 )
 
 // prove tries direct I/O in the directory, once, on a file that holds nothing yet: some file
@@ -27,7 +29,7 @@ func (s *Store) prove(f *diskFile, fd int) error {
 
 func (s *Store) tryDirect(f *diskFile, fd int) error {
 	var align unix.Statx_t
-	err := retry(func() error { return s.sys.statxAlign(fd, &align) })
+	err := filesys.Retry(func() error { return s.sys.StatxAlign(fd, &align) })
 	if err == nil && align.Mask&unix.STATX_DIOALIGN != 0 {
 		for _, a := range []uint32{align.Dio_mem_align, align.Dio_offset_align} {
 			if a == 0 || ioAlign%a != 0 {

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/filesys"
 )
 
 // ioAlign is the unit, in bytes, of offsets, lengths and memory addresses in direct I/O. File
@@ -49,15 +51,15 @@ func (d *directory) goBuffered(call string, err error) {
 // handle returns the directory's descriptor. It is kept as long as the directory is used; a
 // program that closes descriptors it does not know, and opens files of its own, may have put
 // another file in its place. Then the directory is opened again, if its path still names it.
-func (d *directory) handle(sys system) (int, error) {
+func (d *directory) handle(sys filesys.System) (int, error) {
 	d.handling.Lock()
 	defer d.handling.Unlock()
 	if ours, err := d.owns(sys, d.fd); ours || err != nil {
 		return d.fd, err
 	}
 	fd := -1
-	err := retry(func() (err error) {
-		fd, err = sys.openat(unix.AT_FDCWD, d.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	err := filesys.Retry(func() (err error) {
+		fd, err = sys.Openat(unix.AT_FDCWD, d.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		return err
 	})
 	if err != nil {
@@ -68,7 +70,7 @@ func (d *directory) handle(sys system) (int, error) {
 		d.fd = fd
 		return fd, nil
 	}
-	_ = sys.close(fd)
+	_ = sys.Close(fd)
 	if err != nil {
 		return -1, err
 	}
@@ -76,9 +78,9 @@ func (d *directory) handle(sys system) (int, error) {
 }
 
 // owns reports whether a descriptor is of this directory.
-func (d *directory) owns(sys system, fd int) (bool, error) {
+func (d *directory) owns(sys filesys.System, fd int) (bool, error) {
 	var st unix.Stat_t
-	err := retry(func() error { return sys.fstat(fd, &st) })
+	err := filesys.Retry(func() error { return sys.Fstat(fd, &st) })
 	if errors.Is(err, unix.EBADF) {
 		return false, nil
 	}
@@ -174,12 +176,12 @@ func (s *Store) find(path string) (d *directory, fresh bool, err error) {
 		return nil, false, err
 	}
 	var st unix.Stat_t
-	if err := retry(func() error { return s.sys.fstat(fd, &st) }); err != nil {
-		_ = s.sys.close(fd)
+	if err := filesys.Retry(func() error { return s.sys.Fstat(fd, &st) }); err != nil {
+		_ = s.sys.Close(fd)
 		return nil, false, fmt.Errorf("%w: look at directory %s: %w", ErrIO, path, err)
 	}
 	if d := s.dirs[path]; d != nil && d.dev == st.Dev && d.ino == st.Ino {
-		_ = s.sys.close(fd)
+		_ = s.sys.Close(fd)
 		d.refs++
 		return d, false, nil
 	}
@@ -200,7 +202,7 @@ func (s *Store) find(path string) (d *directory, fresh bool, err error) {
 // warnOfMemory says when files in a directory are host memory themselves.
 func (s *Store) warnOfMemory(d *directory) {
 	var st unix.Statfs_t
-	if err := retry(func() error { return s.sys.fstatfs(d.fd, &st) }); err != nil {
+	if err := filesys.Retry(func() error { return s.sys.Fstatfs(d.fd, &st) }); err != nil {
 		return // only the warning is lost
 	}
 	if name := memoryFileSystems[st.Type]; name != "" {
@@ -222,8 +224,8 @@ func (s *Store) leave(d *directory) {
 		delete(s.dirs, d.path)
 	}
 	// Not through s.sys: like the close itself, this has no failure that a caller could act on.
-	if ours, err := d.owns(kernel{}, d.fd); ours || err != nil {
-		_ = s.sys.close(d.fd)
+	if ours, err := d.owns(filesys.Kernel{}, d.fd); ours || err != nil {
+		_ = s.sys.Close(d.fd)
 	}
 }
 
@@ -234,8 +236,8 @@ func (s *Store) openDir(path string) (fd int, err error) {
 		flags |= unix.O_NOFOLLOW
 	}
 	open := func() error {
-		return retry(func() (err error) {
-			fd, err = s.sys.openat(unix.AT_FDCWD, path, flags, 0)
+		return filesys.Retry(func() (err error) {
+			fd, err = s.sys.Openat(unix.AT_FDCWD, path, flags, 0)
 			return err
 		})
 	}
@@ -257,7 +259,7 @@ func (s *Store) openDir(path string) (fd int, err error) {
 
 // makeDir makes a directory and the parents that are missing, for this user only.
 func (s *Store) makeDir(path string) error {
-	mkdir := func() error { return retry(func() error { return s.sys.mkdir(path, 0o700) }) }
+	mkdir := func() error { return filesys.Retry(func() error { return s.sys.Mkdir(path, 0o700) }) }
 	err := mkdir()
 	if parent := filepath.Dir(path); errors.Is(err, unix.ENOENT) && parent != path {
 		if err := s.makeDir(parent); err != nil {
@@ -285,7 +287,7 @@ func (s *Store) noSpace(d *directory, need int64, cause error) error {
 	if err != nil {
 		return e
 	}
-	if err := retry(func() error { return s.sys.fstatfs(dir, &st) }); err == nil {
+	if err := filesys.Retry(func() error { return s.sys.Fstatfs(dir, &st) }); err == nil {
 		e.Free = st.Bavail * uint64(st.Bsize)
 		e.InodesFree = st.Ffree
 	}

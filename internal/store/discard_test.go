@@ -41,19 +41,11 @@ func TestBlocksAreGivenBackBeforeAFileIsRemoved(t *testing.T) {
 	}
 }
 
-// cannotDiscard is a file system that does not give blocks back.
-type cannotDiscard struct {
-	*faulty
-	err error
-}
-
-func (s cannotDiscard) discard(int, int64) error { return s.err }
-
 func TestWhatCannotBeGivenBackIsRemovedAllTheSame(t *testing.T) {
-	for _, refusal := range []error{unix.EOPNOTSUPP, unix.EIO} {
+	for _, refusal := range []unix.Errno{unix.EOPNOTSUPP, unix.EIO} {
 		w := newWorld(t, mode{})
 		w.store.options.Discard = true
-		w.store.sys = cannotDiscard{w.sys, refusal}
+		w.fault("discard:*:" + unix.ErrnoName(refusal))
 		if err := w.cycle(t, 7); err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/filesys"
 )
 
 // diskFile is a file that this process made. Its identity (device and inode) is remembered, so
@@ -15,6 +17,7 @@ type diskFile struct {
 	dir      *directory
 	name     string
 	size     int64  // guarded by mu of its backing
+	made     bool   // there may be a file; set by openNew
 	dev, ino uint64 // 0: not known yet
 
 	opening sync.Mutex // one goroutine opens the file, the others wait for the descriptor
@@ -40,18 +43,15 @@ func (s *Store) create(d *directory, size int64) (*diskFile, error) {
 	for tooMany(err) && s.fds.closeOne() {
 		fd, direct, err = s.openNew(f)
 	}
-	if err != nil {
-		s.fds.give()
-		if noRoom(err) {
-			return nil, s.noSpace(d, size, err)
-		}
-		return nil, fmt.Errorf("create %s: %w", f.path(), err)
-	}
-	s.fds.install(f, fd, direct)
 	s.files.Add(1)
 	s.bytes.Add(size)
-	err = s.prepare(f, fd)
-	s.fds.release(f)
+	if err == nil {
+		s.fds.install(f, fd, direct)
+		err = s.prepare(f, fd)
+		s.fds.release(f)
+	} else {
+		s.fds.give()
+	}
 	if err == nil {
 		return f, nil
 	}
@@ -75,8 +75,8 @@ func (s *Store) openNew(f *diskFile) (fd int, direct bool, err error) {
 		return -1, false, err
 	}
 	open := func(flags int) error {
-		return retry(func() (err error) {
-			fd, err = s.sys.openat(dir, f.name, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|flags, 0o600)
+		return filesys.Retry(func() (err error) {
+			fd, err = s.sys.Openat(dir, f.name, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|flags, 0o600)
 			return err
 		})
 	}
@@ -94,12 +94,14 @@ func (s *Store) openNew(f *diskFile) (fd int, direct bool, err error) {
 			direct = false
 			// Kernels make the file before they refuse the flag, so it may be there now, and
 			// O_EXCL would stumble over it. That it is ours and empty is checked later.
+			f.made = true
 			err = open(0)
 		}
 		if !errors.Is(err, unix.EEXIST) {
 			break
 		}
 	}
+	f.made = f.made || err == nil
 	if err != nil && !noRoom(err) {
 		return -1, false, fmt.Errorf("%w: %w", ErrIO, err)
 	}
@@ -114,7 +116,7 @@ func isNew(st *unix.Stat_t) bool {
 // prepare checks the file just made and takes its room.
 func (s *Store) prepare(f *diskFile, fd int) error {
 	var st unix.Stat_t
-	if err := retry(func() error { return s.sys.fstat(fd, &st) }); err != nil {
+	if err := filesys.Retry(func() error { return s.sys.Fstat(fd, &st) }); err != nil {
 		return fmt.Errorf("%w: look at it: %w", ErrIO, err)
 	}
 	if !isNew(&st) {
@@ -122,7 +124,7 @@ func (s *Store) prepare(f *diskFile, fd int) error {
 	}
 	f.dev, f.ino = st.Dev, st.Ino
 	if st.Mode&0o777 != 0o600 { // a umask that takes the owner's bits would make it unreadable
-		if err := retry(func() error { return s.sys.fchmod(fd, 0o600) }); err != nil {
+		if err := filesys.Retry(func() error { return s.sys.Fchmod(fd, 0o600) }); err != nil {
 			return fmt.Errorf("%w: set its mode: %w", ErrIO, err)
 		}
 	}
@@ -138,10 +140,10 @@ func (s *Store) prepare(f *diskFile, fd int) error {
 // double the bytes written. Without support the room is only known to be there when it is
 // written.
 func (s *Store) allocate(f *diskFile, fd int, size int64) error {
-	err := retry(func() error { return s.sys.fallocate(fd, size) })
+	err := filesys.Retry(func() error { return s.sys.Fallocate(fd, size) })
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
 		s.warn(f.dir.path, "fallocate", "%s: the file system cannot preallocate (fallocate: %v); a lack of space will show only while writing", f.dir.path, err)
-		err = retry(func() error { return s.sys.ftruncate(fd, size) })
+		err = filesys.Retry(func() error { return s.sys.Ftruncate(fd, size) })
 	}
 	if err != nil && !noRoom(err) {
 		return fmt.Errorf("preallocate %d bytes: %w", size, err)
@@ -165,7 +167,7 @@ func (s *Store) present(f *diskFile) (bool, error) {
 	var st unix.Stat_t
 	dir, err := f.dir.handle(s.sys)
 	if err == nil {
-		err = retry(func() error { return s.sys.fstatat(dir, f.name, &st) })
+		err = filesys.Retry(func() error { return s.sys.Fstatat(dir, f.name, &st) })
 	}
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESTALE), errors.Is(err, ErrLost):
@@ -182,18 +184,21 @@ func (s *Store) present(f *diskFile) (bool, error) {
 // discard closes the file and removes it if its name still is the file. On an error the file
 // may still be there, and discard can be called again.
 func (s *Store) discard(f *diskFile) error {
-	if s.options.Discard {
+	if s.options.Discard && f.ino != 0 {
 		s.giveBack(f)
 	}
 	s.fds.drop(f)
-	there, err := s.present(f)
+	there, err := f.made, error(nil)
+	if there {
+		there, err = s.present(f)
+	}
 	if err != nil {
 		return err
 	}
 	if there {
 		dir, err := f.dir.handle(s.sys)
 		if err == nil {
-			err = retry(func() error { return s.sys.unlinkat(dir, f.name) })
+			err = filesys.Retry(func() error { return s.sys.Unlinkat(dir, f.name) })
 		}
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("%w: remove %s: %w", ErrIO, f.path(), err)
@@ -212,8 +217,8 @@ func (s *Store) giveBack(f *diskFile) {
 		return
 	}
 	if err == nil {
-		err = retry(func() error { return s.sys.discard(fd, f.size) })
-		_ = s.sys.close(fd)
+		err = filesys.Retry(func() error { return s.sys.Discard(fd, f.size) })
+		_ = s.sys.Close(fd)
 	}
 	if err != nil {
 		s.warn(f.dir.path, "discard", "%s: the blocks of removed files are not given back first (%v); the drive keeps their bytes until it overwrites or discards them", f.dir.path, err)
@@ -225,7 +230,7 @@ func readOnly(err error) bool {
 }
 
 // reopen opens the file again and makes sure that it is the one made earlier.
-func (f *diskFile) reopen(sys system) (fd int, direct bool, err error) {
+func (f *diskFile) reopen(sys filesys.System) (fd int, direct bool, err error) {
 	dir, err := f.dir.handle(sys)
 	if errors.Is(err, unix.ENOENT) {
 		err = fmt.Errorf("%w (%w)", ErrLost, err)
@@ -234,8 +239,8 @@ func (f *diskFile) reopen(sys system) (fd int, direct bool, err error) {
 		return -1, false, err
 	}
 	open := func(flags int) error {
-		return retry(func() (err error) {
-			fd, err = sys.openat(dir, f.name, unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK|flags, 0)
+		return filesys.Retry(func() (err error) {
+			fd, err = sys.Openat(dir, f.name, unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK|flags, 0)
 			return err
 		})
 	}
@@ -252,7 +257,7 @@ func (f *diskFile) reopen(sys system) (fd int, direct bool, err error) {
 	}
 	// What has taken the name may be anything; opening it must tell nothing about the directory.
 	var named unix.Stat_t
-	err = retry(func() error { return sys.fstatat(dir, f.name, &named) })
+	err = filesys.Retry(func() error { return sys.Fstatat(dir, f.name, &named) })
 	if err == nil && (named.Dev != f.dev || named.Ino != f.ino) {
 		return -1, false, fmt.Errorf("%w: another file has taken its name", ErrLost)
 	}
@@ -268,12 +273,12 @@ func (f *diskFile) reopen(sys system) (fd int, direct bool, err error) {
 		return -1, false, fmt.Errorf("%w: open it again: %w", ErrIO, err)
 	}
 	var st unix.Stat_t
-	if err := retry(func() error { return sys.fstat(fd, &st) }); err != nil {
-		_ = sys.close(fd)
+	if err := filesys.Retry(func() error { return sys.Fstat(fd, &st) }); err != nil {
+		_ = sys.Close(fd)
 		return -1, false, fmt.Errorf("%w: look at it: %w", ErrIO, err)
 	}
 	if st.Dev != f.dev || st.Ino != f.ino {
-		_ = sys.close(fd)
+		_ = sys.Close(fd)
 		return -1, false, fmt.Errorf("%w: another file has taken its name", ErrLost)
 	}
 	return fd, direct, nil

@@ -13,185 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/fingerprint"
 )
-
-// faulty is the system with faults. step counts the calls; fault is asked at each one.
-type faulty struct {
-	kernel
-	mu      sync.Mutex
-	calls   []string
-	fault   func(n int, call string) error // nil: none
-	short   func(call string, n int) int   // nil: whole transfers; else how many bytes of n
-	open    map[int]bool                   // descriptors of files, not directories
-	maxOpen int
-}
-
-func (s *faulty) step(call string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.calls = append(s.calls, call)
-	if s.fault == nil {
-		return nil
-	}
-	return s.fault(len(s.calls)-1, call)
-}
-
-// failCall makes every call of a name fail.
-func failCall(name string, err error) func(int, string) error {
-	return func(_ int, call string) error {
-		if call == name {
-			return err
-		}
-		return nil
-	}
-}
-
-func (s *faulty) setFault(f func(int, string) error) {
-	s.mu.Lock()
-	s.fault = f
-	s.mu.Unlock()
-}
-
-func (s *faulty) mkdir(path string, mode uint32) error {
-	if err := s.step("mkdir"); err != nil {
-		return err
-	}
-	return s.kernel.mkdir(path, mode)
-}
-
-func (s *faulty) openat(dir int, name string, flags int, mode uint32) (int, error) {
-	call := "openat"
-	switch {
-	case flags&unix.O_PATH != 0:
-		call = "openat directory"
-	case flags&unix.O_DIRECT != 0:
-		call = "openat direct"
-	}
-	if err := s.step(call); err != nil {
-		return -1, err
-	}
-	fd, err := s.kernel.openat(dir, name, flags, mode)
-	if err == nil && flags&unix.O_PATH == 0 {
-		s.mu.Lock()
-		if s.open == nil {
-			s.open = map[int]bool{}
-		}
-		s.open[fd] = true
-		s.maxOpen = max(s.maxOpen, len(s.open))
-		s.mu.Unlock()
-	}
-	return fd, err
-}
-
-// close closes although it reports a fault, as Linux does.
-func (s *faulty) close(fd int) error {
-	err := s.step("close")
-	s.mu.Lock()
-	delete(s.open, fd)
-	s.mu.Unlock()
-	return errors.Join(err, s.kernel.close(fd))
-}
-
-func (s *faulty) fstat(fd int, st *unix.Stat_t) error {
-	if err := s.step("fstat"); err != nil {
-		return err
-	}
-	return s.kernel.fstat(fd, st)
-}
-
-func (s *faulty) fstatat(dir int, name string, st *unix.Stat_t) error {
-	if err := s.step("fstatat"); err != nil {
-		return err
-	}
-	return s.kernel.fstatat(dir, name, st)
-}
-
-func (s *faulty) fstatfs(fd int, st *unix.Statfs_t) error {
-	if err := s.step("fstatfs"); err != nil {
-		return err
-	}
-	return s.kernel.fstatfs(fd, st)
-}
-
-func (s *faulty) statxAlign(fd int, st *unix.Statx_t) error {
-	if err := s.step("statx"); err != nil {
-		return err
-	}
-	return s.kernel.statxAlign(fd, st)
-}
-
-func (s *faulty) unlinkat(dir int, name string) error {
-	if err := s.step("unlinkat"); err != nil {
-		return err
-	}
-	return s.kernel.unlinkat(dir, name)
-}
-
-func (s *faulty) fallocate(fd int, size int64) error {
-	if err := s.step("fallocate"); err != nil {
-		return err
-	}
-	return s.kernel.fallocate(fd, size)
-}
-
-func (s *faulty) ftruncate(fd int, size int64) error {
-	if err := s.step("ftruncate"); err != nil {
-		return err
-	}
-	return s.kernel.ftruncate(fd, size)
-}
-
-func (s *faulty) pread(fd int, p []byte, off int64) (int, error) {
-	if err := s.step("pread"); err != nil {
-		return -1, err
-	}
-	return s.kernel.pread(fd, p[:s.shorten("pread", len(p))], off)
-}
-
-func (s *faulty) pwrite(fd int, p []byte, off int64) (int, error) {
-	if err := s.step("pwrite"); err != nil {
-		return -1, err
-	}
-	return s.kernel.pwrite(fd, p[:s.shorten("pwrite", len(p))], off)
-}
-
-func (s *faulty) shorten(call string, n int) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.short == nil {
-		return n
-	}
-	return s.short(call, n)
-}
-
-func (s *faulty) setFlags(fd, flags int) error {
-	if err := s.step("setFlags"); err != nil {
-		return err
-	}
-	return s.kernel.setFlags(fd, flags)
-}
-
-func (s *faulty) syncRange(fd int, off, n int64) error {
-	if err := s.step("syncRange"); err != nil {
-		return err
-	}
-	return s.kernel.syncRange(fd, off, n)
-}
-
-func (s *faulty) dropCache(fd int, off, n int64) error {
-	if err := s.step("dropCache"); err != nil {
-		return err
-	}
-	return s.kernel.dropCache(fd, off, n)
-}
-
-func (s *faulty) fsync(fd int) error {
-	if err := s.step("fsync"); err != nil {
-		return err
-	}
-	return s.kernel.fsync(fd)
-}
 
 const testBlock = 8192
 
@@ -204,21 +28,31 @@ func fileOf(b Backing) string {
 // mode is a way in which a store works.
 type mode struct {
 	name   string
-	fault  func(n int, call string) error // as long as the test wants none
-	dirs   int                            // 0: one
-	budget uint64                         // of host memory
+	faults string // as long as the test wants none
+	dirs   int    // 0: one
+	budget uint64 // of host memory
 }
 
 var modes = []mode{
 	{name: "direct"},
-	{name: "buffered", fault: failCall("openat direct", unix.EINVAL)},
+	{name: "buffered", faults: "open:*:nodirect"},
 	{name: "two directories", dirs: 2},
 	{name: "two directories and host memory", dirs: 2, budget: 2 * testBlock},
 }
 
+// with adds faults to those of the mode.
+func (m mode) with(faults string) string {
+	if m.faults != "" {
+		faults += "," + m.faults
+	}
+	return faults
+}
+
 // world is a store with two backings, and what may be read from them.
 type world struct {
-	sys      *faulty
+	t        *testing.T
+	mode     mode
+	sys      *filesys.Faults
 	store    *Store
 	root     string // of the directories
 	dirs     []string
@@ -232,13 +66,14 @@ type world struct {
 // newWorld makes the store. One descriptor serves two backings, so that each is opened again
 // and again.
 func newWorld(t *testing.T, m mode) *world {
-	w := &world{sys: &faulty{fault: m.fault}, root: t.TempDir(), size: 2*testBlock + 100}
+	w := &world{t: t, mode: m, sys: filesys.NewFaults(filesys.Kernel{}), root: t.TempDir(), size: 2*testBlock + 100}
+	w.fault("")
 	for i := range max(m.dirs, 1) {
 		w.dirs = append(w.dirs, filepath.Join(w.root, fmt.Sprint("disk", i), "b"))
 	}
 	w.dir = w.dirs[0]
-	w.store = newStore(Options{
-		BlockBytes: testBlock, MaxOpen: 1,
+	w.store = New(Options{
+		BlockBytes: testBlock, MaxOpen: 1, System: w.sys,
 		Name:       func(seq uint64) string { return fmt.Sprintf("backup-%d.bak", seq) },
 		Dirs:       func() []string { return w.dirs },
 		HostBudget: func() uint64 { return m.budget },
@@ -246,11 +81,24 @@ func newWorld(t *testing.T, m mode) *world {
 			return Plain(make([]byte, n), func() error { return nil }), nil
 		},
 		Warn: func(line string) { w.warned = append(w.warned, line) },
-	}, w.sys)
+	})
 	for id := range uint64(2) {
 		w.open(t, id)
 	}
 	return w
+}
+
+// fault replaces the faults, besides those of the mode.
+func (w *world) fault(faults string) {
+	w.t.Helper()
+	if faults == "" {
+		faults = w.mode.faults
+	} else {
+		faults = w.mode.with(faults)
+	}
+	if err := w.sys.Set(faults); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 func (w *world) open(t *testing.T, id uint64) Backing {
@@ -376,9 +224,6 @@ func (w *world) closed(t *testing.T) {
 	if u := w.store.Usage(); u.DiskBytes != 0 || u.Files != 0 || u.HostBytes != 0 {
 		t.Fatalf("a closed store takes %+v", u)
 	}
-	if len(w.sys.open) > 0 {
-		t.Fatalf("%d descriptors are still open", len(w.sys.open))
-	}
 	if fds := openUnder(t, w.root); len(fds) > 0 {
 		t.Fatalf("descriptors still open: %v", fds)
 	}
@@ -402,7 +247,7 @@ func openUnder(t *testing.T, dir string) (open []string) {
 // TestEachCallFailsOnce makes each system call of two cycles and of Close fail, one at a time.
 func TestEachCallFailsOnce(t *testing.T) {
 	// A fault of these costs nothing but memory, a figure in a message, or a guess.
-	harmless := []string{"close", "dropCache", "statx", "fstatfs"}
+	harmless := []string{"close", "fadvise", "statx", "fstatfs"}
 	for _, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
 			dry := newWorld(t, mode)
@@ -411,71 +256,56 @@ func TestEachCallFailsOnce(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			calls := dry.sys.calls
-			if len(calls) < 60 {
-				t.Fatalf("only %d calls: %v", len(calls), calls)
-			}
-			for n := range calls {
-				for _, errno := range []unix.Errno{unix.EIO, unix.ENOSPC} {
-					w := newWorld(t, mode)
-					call := "" // that failed; the order of files in Close varies
-					w.sys.fault = func(i int, c string) error {
-						if i == n {
-							call = c
-							return errno
+			failed := 0
+			for call, times := range dry.sys.Calls() {
+				for n := 1; n <= times; n++ {
+					for _, errno := range []unix.Errno{unix.EIO, unix.ENOSPC} {
+						w := newWorld(t, mode)
+						w.fault(fmt.Sprintf("%s:%d:%s", call, n, unix.ErrnoName(errno)))
+						failed++
+						err := w.cycle(t, 1)
+						if err == nil {
+							err = w.cycle(t, 100)
 						}
-						if mode.fault != nil {
-							return mode.fault(i, c)
+						if err == nil {
+							err = w.store.Close()
+							w.fault("")
+							// A lack of room sends blocks to the other directory, where there is one.
+							spilled := mode.dirs > 1 && errno == unix.ENOSPC
+							if !spilled && (err == nil) != slices.Contains(harmless, call) {
+								t.Fatalf("%s number %d failed with %v; the result is %v", call, n, errno, err)
+							}
+							w.closed(t)
+							continue
 						}
-						return nil
-					}
-					err := w.cycle(t, 1)
-					if err == nil {
-						err = w.cycle(t, 100)
-					}
-					if err == nil {
-						err = w.store.Close()
-						w.sys.setFault(mode.fault)
-						// A lack of room sends blocks to the other directory, where there is one.
-						spilled := mode.dirs > 1 && errno == unix.ENOSPC
-						if !spilled && (err == nil) != slices.Contains(harmless, call) {
-							t.Fatalf("call %d (%s) failed with %v; the result is %v", n, call, errno, err)
+						w.fault("")
+						if slices.Contains(harmless, call) || !errors.Is(err, errno) {
+							t.Fatalf("%s number %d failed with %v; the result is %v", call, n, errno, err)
 						}
-						w.closed(t)
-						continue
+						w.checkReadable(t)
+						w.finish(t)
 					}
-					w.sys.setFault(mode.fault)
-					if slices.Contains(harmless, call) || !errors.Is(err, errno) {
-						t.Fatalf("call %d (%s) failed with %v; the result is %v", n, call, errno, err)
-					}
-					w.checkReadable(t)
-					w.finish(t)
 				}
+			}
+			if failed < 120 {
+				t.Fatalf("only %d calls: %v", failed, dry.sys.Calls())
 			}
 		})
 	}
 }
 
-// TestInterruptedCalls makes each call return EINTR once: nobody sees it.
+// TestInterruptedCalls makes every second call return EINTR: nobody sees it.
 func TestInterruptedCalls(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
 			w := newWorld(t, mode)
-			interrupted := false
-			w.sys.fault = func(n int, call string) error {
-				if interrupted = !interrupted && call != "close"; interrupted {
-					return unix.EINTR
-				}
-				if mode.fault != nil {
-					return mode.fault(n, call)
-				}
-				return nil
-			}
+			w.fault("any:/2:EINTR")
 			for _, fill := range []byte{1, 100} {
 				if err := w.cycle(t, fill); err != nil {
 					t.Fatal(err)
 				}
 			}
+			w.fault("")
 			w.closed(t)
 		})
 	}
@@ -488,18 +318,16 @@ func TestTwoFaultsInReserve(t *testing.T) {
 	if err := dry.backings[0].Reserve(); err != nil {
 		t.Fatal(err)
 	}
-	n := len(dry.sys.calls) + 4 // calls of the clean-up
-	for first := range n {
-		for second := first + 1; second < n; second++ {
+	n := 4 // calls of the clean-up
+	for _, times := range dry.sys.Calls() {
+		n += times
+	}
+	for first := 1; first <= n; first++ {
+		for second := first + 1; second <= n; second++ {
 			w := newWorld(t, mode{})
-			w.sys.fault = func(i int, _ string) error {
-				if i == first || i == second {
-					return unix.EIO
-				}
-				return nil
-			}
+			w.fault(fmt.Sprintf("any:%d:EIO,any:%d:EIO", first, second))
 			_ = w.backings[0].Reserve()
-			w.sys.setFault(nil)
+			w.fault("")
 			w.finish(t)
 		}
 	}
@@ -514,14 +342,14 @@ func TestErrorsSayWhatFailed(t *testing.T) {
 	b, p := w.backings[0], pages(t, testBlock)
 	path := fileOf(b)
 
-	w.sys.setFault(failCall("pwrite", unix.EIO))
+	w.fault("pwrite:*:EIO")
 	err := b.WriteBlock(testBlock, p, Block{State: Stored})
 	want := fmt.Sprintf("write block at offset %d of file %s (offset %[1]d): I/O error: input/output error", testBlock, path)
 	if !errors.Is(err, ErrIO) || !errors.Is(err, unix.EIO) || err.Error() != want {
 		t.Errorf("failed write:\n got %v\nwant %s", err, want)
 	}
 
-	w.sys.setFault(failCall("pread", unix.EIO))
+	w.fault("pread:*:EIO")
 	err = b.ReadBlock(0, p)
 	want = fmt.Sprintf("read block at offset 0 of file %s (offset 0): I/O error: input/output error", path)
 	if !errors.Is(err, ErrIO) || err.Error() != want {
@@ -529,14 +357,14 @@ func TestErrorsSayWhatFailed(t *testing.T) {
 	}
 
 	for _, errno := range []unix.Errno{unix.ENOSPC, unix.EDQUOT} {
-		w.sys.setFault(failCall("pwrite", errno))
+		w.fault("pwrite:*:" + unix.ErrnoName(errno))
 		err = b.WriteBlock(0, p, Block{State: Stored})
 		var space *NoSpaceError
 		if !errors.Is(err, ErrNoSpace) || !errors.Is(err, errno) || !errors.As(err, &space) || space.Dir != w.dir || space.Free == 0 {
 			t.Errorf("%v while writing: %v", errno, err)
 		}
 	}
-	w.sys.setFault(nil)
+	w.fault("")
 	w.finish(t)
 }
 
@@ -545,23 +373,18 @@ func TestShortTransfers(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
 			w := newWorld(t, mode)
-			w.sys.short = func(_ string, n int) int { return min(n, ioAlign) }
+			w.fault("pwrite:*:short=4096,pread:*:short=4096")
 			if err := w.cycle(t, 1); err != nil {
 				t.Fatalf("one page at a time: %v", err)
 			}
 			if mode.name == "buffered" {
-				w.sys.short = func(_ string, n int) int { return min(n, 1000) }
+				w.fault("pwrite:*:short=1000,pread:*:short=1000")
 				if err := w.cycle(t, 50); err != nil {
 					t.Fatalf("1000 bytes at a time: %v", err)
 				}
 			}
 			for _, call := range []string{"pwrite", "pread"} {
-				w.sys.short = func(c string, n int) int {
-					if c == call {
-						return 0
-					}
-					return n
-				}
+				w.fault(call + ":*:short=0")
 				// Nothing read means that the file ends there: somebody cut it.
 				want := ErrIO
 				if call == "pread" {
@@ -570,20 +393,43 @@ func TestShortTransfers(t *testing.T) {
 				if err := w.cycle(t, 100); !errors.Is(err, want) || !strings.Contains(err.Error(), "block at offset ") {
 					t.Errorf("%s moves nothing: %v", call, err)
 				}
-				w.checkableAfterShort(t)
+				w.fault("")
+				w.checkReadable(t)
 			}
-			w.sys.short = nil
 			w.finish(t)
 		})
 	}
 }
 
-func (w *world) checkableAfterShort(t *testing.T) {
-	t.Helper()
-	short := w.sys.short
-	w.sys.short = nil
-	w.checkReadable(t)
-	w.sys.short = short
+// TestSilentFaultsGoUnseen by the store: the fingerprints that its user keeps are there to find
+// them.
+func TestSilentFaultsGoUnseen(t *testing.T) {
+	for _, fault := range []string{"pwrite:1:flip", "pwrite:1:torn", "pread:1:flip", "pread:1:torn"} {
+		w := newWorld(t, mode{})
+		b, p := w.backings[0], pages(t, testBlock)
+		if err := b.Reserve(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range p {
+			p[i] = byte(i%251 + 1)
+		}
+		want := bytes.Clone(p)
+		w.fault(fault)
+		if err := b.WriteBlock(0, p, filled(1)); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(p, want) {
+			t.Errorf("%s: the bytes to be written have changed", fault)
+		}
+		if err := b.ReadBlock(0, p); err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Equal(p, want) || w.sys.Hits() != 1 {
+			t.Errorf("%s: %d faults, and the right bytes came back", fault, w.sys.Hits())
+		}
+		w.fault("")
+		w.finish(t)
+	}
 }
 
 // TestAFileCutShort is no source of bytes.
@@ -608,40 +454,19 @@ func TestAFileCutShort(t *testing.T) {
 
 // TestNoDirectIO covers the ways in which file systems say that they do not do O_DIRECT.
 func TestNoDirectIO(t *testing.T) {
-	// atPwrite refuses the write number n, counted from 1, and all direct ones after it.
-	atPwrite := func(w *world, n int) func(int, string) error {
-		seen := 0
-		return func(_ int, call string) error {
-			if call == "pwrite" && !w.store.Usage().Buffered {
-				if seen++; seen >= n {
-					return unix.EINVAL
-				}
-			}
-			return nil
-		}
-	}
-	for _, c := range []struct {
-		name  string
-		says  string
-		fault func(w *world) func(int, string) error
-	}{
-		{"open says EINVAL", "open", func(*world) func(int, string) error { return failCall("openat direct", unix.EINVAL) }},
-		{"open says EOPNOTSUPP", "open", func(*world) func(int, string) error { return failCall("openat direct", unix.EOPNOTSUPP) }},
-		{"first write", "first write", func(w *world) func(int, string) error { return atPwrite(w, 1) }},
-		{"third write", "transfer", func(w *world) func(int, string) error { return atPwrite(w, 3) }},
-		{"last write", "transfer", func(w *world) func(int, string) error { return atPwrite(w, 7) }},
-		{"first read", "first read", func(w *world) func(int, string) error {
-			return func(_ int, call string) error {
-				if call == "pread" && !w.store.Usage().Buffered {
-					return unix.EINVAL
-				}
-				return nil
-			}
-		}},
+	for _, c := range []struct{ says, faults string }{
+		{"open", "open:*:nodirect"},
+		{"open", "open:*:nodirect=EOPNOTSUPP"},
+		{"first write", "pwrite:*:nodirect"},
+		{"transfer", "pwrite:3+:nodirect"},
+		{"transfer", "pwrite:7+:nodirect"},
+		{"first read", "pread:*:nodirect"},
+		{"statx", "statx:*:align=8192"},
+		{"first write", "pwrite:*:align=8192"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(c.faults, func(t *testing.T) {
 			w := newWorld(t, mode{})
-			w.sys.fault = c.fault(w)
+			w.fault(c.faults)
 			for _, fill := range []byte{1, 100} {
 				if err := w.cycle(t, fill); err != nil {
 					t.Fatal(err)
@@ -653,8 +478,8 @@ func TestNoDirectIO(t *testing.T) {
 			if !w.store.Usage().Buffered {
 				t.Error("the store does not say that it is buffered")
 			}
-			for _, call := range []string{"syncRange", "dropCache", "fsync"} {
-				if !slices.Contains(w.sys.calls, call) {
+			for _, call := range []string{"syncrange", "fadvise", "fsync"} {
+				if w.sys.Calls()[call] == 0 {
 					t.Errorf("%s was never called", call)
 				}
 			}
@@ -663,25 +488,10 @@ func TestNoDirectIO(t *testing.T) {
 	}
 }
 
-// leavesFile is a system whose open makes the file before it refuses O_DIRECT, as kernels do.
-type leavesFile struct{ *faulty }
-
-func (s leavesFile) openat(dir int, name string, flags int, mode uint32) (int, error) {
-	if flags&unix.O_DIRECT == 0 {
-		return s.faulty.openat(dir, name, flags, mode)
-	}
-	fd, err := s.faulty.openat(dir, name, flags&^unix.O_DIRECT, mode)
-	if err == nil {
-		_ = s.faulty.close(fd)
-		err = unix.EINVAL
-	}
-	return -1, err
-}
-
+// TestRefusedOpenLeavesNoFile: kernels make the file before they refuse O_DIRECT.
 func TestRefusedOpenLeavesNoFile(t *testing.T) {
 	w := newWorld(t, mode{})
-	w.store.sys = leavesFile{w.sys}
-	w.store.fds.sys = leavesFile{w.sys}
+	w.fault("open:*:nodirect")
 	if err := w.cycle(t, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -694,7 +504,7 @@ func TestRefusedOpenLeavesNoFile(t *testing.T) {
 // TestNoPreallocation goes on without, and says so once.
 func TestNoPreallocation(t *testing.T) {
 	w := newWorld(t, mode{})
-	w.sys.fault = failCall("fallocate", unix.EOPNOTSUPP)
+	w.fault("fallocate:*:EOPNOTSUPP")
 	if err := w.cycle(t, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -715,37 +525,62 @@ func TestASmallAllocationCostsFewCalls(t *testing.T) {
 	}
 	w.store.Rest()
 	p := pages(t, testBlock)
-	look := []string{"fstat", "fstatat"} // that its directory and its name are still the same
-	open := append(slices.Clone(look), "openat direct", "fstat")
 	for _, step := range []struct {
 		what string
 		do   func() error
-		want []string
+		want string // calls
 	}{
-		{"reserve", b.Reserve, look},
-		{"write", func() error { return b.WriteBlock(0, p, filled(1)) }, append(slices.Clone(open), "pwrite")},
-		{"write again", func() error { return b.WriteBlock(0, p, filled(1)) }, []string{"pwrite"}},
-		{"commit", b.Commit, look},
-		{"rest", func() error { w.store.Rest(); return nil }, []string{"close"}},
-		{"read", func() error { return b.ReadBlock(0, p) }, append(slices.Clone(open), "pread")},
-		{"mark", func() error { b.Mark(0, Block{State: Zero}); return nil }, nil},
-		{"read zeros", func() error { return b.ReadBlock(0, p) }, nil},
+		{"reserve", b.Reserve, "map[fstat:1 fstatat:1]"}, // that its directory and its name are still the same
+		{"write", func() error { return b.WriteBlock(0, p, filled(1)) }, "map[fstat:2 fstatat:1 open:1 pwrite:1]"},
+		{"write again", func() error { return b.WriteBlock(0, p, filled(1)) }, "map[pwrite:1]"},
+		{"commit", b.Commit, "map[fstat:1 fstatat:1]"},
+		{"rest", func() error { w.store.Rest(); return nil }, "map[close:1]"},
+		{"read", func() error { return b.ReadBlock(0, p) }, "map[fstat:2 fstatat:1 open:1 pread:1]"},
+		{"mark", func() error { b.Mark(0, Block{State: Zero}); return nil }, "map[]"},
+		{"read zeros", func() error { return b.ReadBlock(0, p) }, "map[]"},
 	} {
-		w.sys.calls = nil
+		w.fault("")
 		if err := step.do(); err != nil {
 			t.Fatal(err)
 		}
-		if !slices.Equal(w.sys.calls, step.want) {
-			t.Errorf("%s: calls %v, want %v", step.what, w.sys.calls, step.want)
+		if got := fmt.Sprint(w.sys.Calls()); got != step.want {
+			t.Errorf("%s: calls %s, want %s", step.what, got, step.want)
 		}
 	}
+}
+
+// openFiles counts the files that are open at a time.
+type openFiles struct {
+	filesys.System
+	mu      sync.Mutex
+	open    map[int]bool
+	maxOpen int
+}
+
+func (s *openFiles) Openat(dir int, name string, flags int, mode uint32) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fd, err := s.System.Openat(dir, name, flags, mode)
+	if err == nil && flags&unix.O_PATH == 0 {
+		s.open[fd] = true
+		s.maxOpen = max(s.maxOpen, len(s.open))
+	}
+	return fd, err
+}
+
+func (s *openFiles) Close(fd int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.open, fd)
+	return s.System.Close(fd)
 }
 
 // TestDescriptorsAreBounded uses more files than may be open, from several goroutines.
 func TestDescriptorsAreBounded(t *testing.T) {
 	const limit, backings, workers = 3, 9, 6
 	w := newWorld(t, mode{})
-	w.store.fds.max = limit
+	counter := &openFiles{System: w.sys, open: map[int]bool{}}
+	w.store.sys, w.store.fds.sys, w.store.fds.max = counter, counter, limit
 	for id := range uint64(backings - 2) {
 		w.open(t, id+2)
 	}
@@ -771,8 +606,8 @@ func TestDescriptorsAreBounded(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if w.sys.maxOpen > limit {
-		t.Errorf("%d files were open at once, the limit is %d", w.sys.maxOpen, limit)
+	if counter.maxOpen > limit {
+		t.Errorf("%d files were open at once, the limit is %d", counter.maxOpen, limit)
 	}
 	w.closed(t)
 }
@@ -809,18 +644,6 @@ func TestCloseDuringBlockCalls(t *testing.T) {
 	w.closed(t)
 }
 
-// hanging is a disk whose writes do not return until it is let go.
-type hanging struct {
-	*faulty
-	begun, let chan struct{}
-}
-
-func (s hanging) pwrite(fd int, p []byte, off int64) (int, error) {
-	s.begun <- struct{}{}
-	<-s.let
-	return s.faulty.pwrite(fd, p, off)
-}
-
 // TestAHangingDiskHoldsUpItsOwnBlocksOnly: neither other files nor Close wait for it.
 func TestAHangingDiskHoldsUpItsOwnBlocksOnly(t *testing.T) {
 	w := newWorld(t, mode{dirs: 2})
@@ -828,12 +651,11 @@ func TestAHangingDiskHoldsUpItsOwnBlocksOnly(t *testing.T) {
 	if err := w.cycle(t, 1); err != nil {
 		t.Fatal(err)
 	}
-	disk := hanging{faulty: w.sys, begun: make(chan struct{}), let: make(chan struct{})}
-	w.store.sys = disk
+	w.fault("pwrite:1:hang")
 	failed := make(chan error)
 	p := pages(t, testBlock)
 	go func() { failed <- w.backings[0].WriteBlock(0, p, filled(9)) }()
-	<-disk.begun
+	w.sys.AwaitHang()
 	for _, b := range w.backings {
 		if err := b.ReadBlock(testBlock, pages(t, testBlock)); err != nil {
 			t.Error(err)
@@ -845,7 +667,7 @@ func TestAHangingDiskHoldsUpItsOwnBlocksOnly(t *testing.T) {
 	if err := w.store.Close(); err != nil {
 		t.Error(err)
 	}
-	close(disk.let)
+	w.fault("")
 	if err := <-failed; err != nil {
 		t.Errorf("the write under way: %v", err)
 	}

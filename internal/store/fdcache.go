@@ -6,12 +6,14 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/filesys"
 )
 
 // fdCache keeps at most max files open. A descriptor in use is never closed; of those not in
 // use, the one unused longest is closed first.
 type fdCache struct {
-	sys system
+	sys filesys.System
 	max int
 
 	mu   sync.Mutex // guards the fields below and those of each diskFile named there
@@ -21,7 +23,7 @@ type fdCache struct {
 	idle diskFile   // the ring of files open without users: older is the one used last, newer the one unused longest
 }
 
-func newFDCache(sys system, max int) *fdCache {
+func newFDCache(sys filesys.System, max int) *fdCache {
 	c := &fdCache{sys: sys, max: max}
 	c.cond = sync.NewCond(&c.mu)
 	c.idle.newer, c.idle.older = &c.idle, &c.idle
@@ -67,7 +69,7 @@ func (c *fdCache) take() {
 		fd := f.fd
 		c.forget(f)
 		c.mu.Unlock()
-		_ = c.sys.close(fd) // Linux has closed it whatever it reports; writes were checked
+		_ = c.sys.Close(fd) // Linux has closed it whatever it reports; writes were checked
 		c.mu.Lock()
 		c.open--
 	}
@@ -147,7 +149,7 @@ func (c *fdCache) use(f *diskFile) (fd int, direct bool, err error) {
 		return -1, false, nil
 	}
 	if f.direct && f.dir.buffered.Load() {
-		if err := retry(func() error { return c.sys.setFlags(f.fd, 0) }); err != nil {
+		if err := filesys.Retry(func() error { return c.sys.SetFlags(f.fd, 0) }); err != nil {
 			return -1, false, fmt.Errorf("%w: turn off O_DIRECT: %w", ErrIO, err)
 		}
 		f.direct = false
@@ -191,6 +193,6 @@ func (c *fdCache) drop(f *diskFile) {
 func (c *fdCache) closeLocked(f *diskFile) {
 	fd := f.fd
 	c.forget(f)
-	_ = c.sys.close(fd)
+	_ = c.sys.Close(fd)
 	c.open--
 }

@@ -11,11 +11,13 @@ import (
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
+
+	"github.com/ebb-offload/ebb/internal/filesys"
 )
 
 // smallDisks is a system in which directories have little room: bytes that files may take there.
 type smallDisks struct {
-	*faulty
+	filesys.System
 	room    map[string]int64
 	promise bool // preallocation is not done by the file systems: it shows only in writes
 }
@@ -30,7 +32,7 @@ func (s *smallDisks) left(fd int) (dir string, left int64) {
 	return dir, left
 }
 
-func (s *smallDisks) fallocate(fd int, size int64) error {
+func (s *smallDisks) Fallocate(fd int, size int64) error {
 	if s.promise {
 		return unix.EOPNOTSUPP
 	}
@@ -42,36 +44,36 @@ func (s *smallDisks) fallocate(fd int, size int64) error {
 	if size-st.Size > left {
 		return unix.ENOSPC
 	}
-	if err := s.faulty.fallocate(fd, size); err != nil {
+	if err := s.System.Fallocate(fd, size); err != nil {
 		return err
 	}
 	s.room[dir] = left - (size - st.Size)
 	return nil
 }
 
-func (s *smallDisks) unlinkat(fd int, name string) error {
+func (s *smallDisks) Unlinkat(fd int, name string) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
 	dir, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
-	err := s.faulty.unlinkat(fd, name)
+	err := s.System.Unlinkat(fd, name)
 	if _, limited := s.room[dir]; limited && err == nil {
 		s.room[dir] += st.Size
 	}
 	return err
 }
 
-func (s *smallDisks) pwrite(fd int, p []byte, off int64) (int, error) {
+func (s *smallDisks) Pwrite(fd int, p []byte, off int64) (int, error) {
 	if _, left := s.left(fd); s.promise && left == 0 {
 		return 0, unix.ENOSPC
 	}
-	return s.faulty.pwrite(fd, p, off)
+	return s.System.Pwrite(fd, p, off)
 }
 
-func (s *smallDisks) fstatfs(fd int, st *unix.Statfs_t) error {
+func (s *smallDisks) Fstatfs(fd int, st *unix.Statfs_t) error {
 	path, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
-	if err := s.faulty.fstatfs(fd, st); err != nil {
+	if err := s.System.Fstatfs(fd, st); err != nil {
 		return err
 	}
 	if left, limited := s.room[path]; limited {
@@ -83,7 +85,7 @@ func (s *smallDisks) fstatfs(fd int, st *unix.Statfs_t) error {
 // onDisks gives the directories of a world little room each, in blocks; negative: enough.
 func onDisks(t *testing.T, blocks ...int64) (*world, *smallDisks) {
 	w := newWorld(t, mode{dirs: len(blocks)})
-	d := &smallDisks{faulty: w.sys, room: map[string]int64{}}
+	d := &smallDisks{System: w.sys, room: map[string]int64{}}
 	for i, n := range blocks {
 		if n >= 0 {
 			d.room[w.dirs[i]] = n * testBlock
@@ -322,7 +324,7 @@ func TestAFailingDirectoryIsNamed(t *testing.T) {
 		if w.dirOf(bad, off) != 1 {
 			continue
 		}
-		w.sys.setFault(failCall("pwrite", unix.EIO))
+		w.fault("pwrite:*:EIO")
 		err := bad.WriteBlock(off, pages(t, testBlock)[:min(testBlock, w.size-off)], filled(9))
 		if !errors.Is(err, ErrIO) || !strings.Contains(err.Error(), w.dirs[1]+"/") || strings.Contains(err.Error(), w.dirs[0]+"/") {
 			t.Errorf("write at %d: %v, want an error that names %s", off, err, w.dirs[1])
@@ -331,7 +333,7 @@ func TestAFailingDirectoryIsNamed(t *testing.T) {
 			t.Errorf("the block not written is %+v", got)
 		}
 	}
-	w.sys.setFault(nil)
+	w.fault("")
 	w.finish(t)
 }
 
@@ -382,14 +384,14 @@ func TestBlocksThatAreNotWritten(t *testing.T) {
 		if taken.DiskBytes != alignUp(w.size) {
 			t.Errorf("%v blocks: %d bytes are taken for %d", state, taken.DiskBytes, w.size)
 		}
-		w.sys.setFault(failCall("pwrite", unix.EIO)) // there is none
+		w.fault("pwrite:*:EIO") // there is none
 		for off := uint64(0); off < w.size; off += testBlock {
 			b.Mark(off, Block{State: state})
 		}
 		if err := b.Commit(); err != nil {
 			t.Errorf("commit of %v blocks: %v", state, err)
 		}
-		w.sys.setFault(nil)
+		w.fault("")
 		w.finish(t)
 	}
 }

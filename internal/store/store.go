@@ -21,6 +21,8 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+
+	"github.com/ebb-offload/ebb/internal/filesys"
 )
 
 // Options are the settings of a store.
@@ -51,6 +53,8 @@ type Options struct {
 	// Discard gives the blocks of a file back to file system and drive before its name goes, where
 	// that can be done. What cannot be is removed all the same.
 	Discard bool
+	// System makes the file calls; nil: the kernel.
+	System filesys.System
 	// MaxOpen is the number of files open at one time; 0: 64.
 	MaxOpen int
 	// Warn, if not nil, takes one line without a newline, once per directory and kind. It is
@@ -61,7 +65,7 @@ type Options struct {
 // Store makes backings. All methods may be called from any goroutine.
 type Store struct {
 	options  Options
-	sys      system
+	sys      filesys.System
 	fds      *fdCache
 	named    atomic.Uint64 // names asked for
 	dealt    atomic.Uint64 // blocks dealt to directories
@@ -83,16 +87,17 @@ type Store struct {
 }
 
 // New makes a store. It takes no memory and touches no file yet.
-func New(o Options) *Store { return newStore(o, kernel{}) }
-
-func newStore(o Options, sys system) *Store {
+func New(o Options) *Store {
+	if o.System == nil {
+		o.System = filesys.Kernel{}
+	}
 	if o.MaxOpen <= 0 {
 		o.MaxOpen = 64
 	}
 	return &Store{
 		options:  o,
-		sys:      sys,
-		fds:      newFDCache(sys, o.MaxOpen),
+		sys:      o.System,
+		fds:      newFDCache(o.System, o.MaxOpen),
 		backings: map[*backing]struct{}{},
 		warned:   map[string]bool{},
 		dirs:     map[string]*directory{},

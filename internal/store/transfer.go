@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/filesys"
 )
 
 // write puts p, whole, at off of f.
@@ -26,9 +28,9 @@ func (s *Store) write(f *diskFile, p []byte, off int64) error {
 
 // writeOut brings what was written through the page cache to the device.
 func (s *Store) writeOut(f *diskFile, fd int, off, n int64) error {
-	err := retry(func() error { return s.sys.syncRange(fd, off, n) })
+	err := filesys.Retry(func() error { return s.sys.SyncRange(fd, off, n) })
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.ESPIPE) {
-		err = retry(func() error { return s.sys.fsync(fd) })
+		err = filesys.Retry(func() error { return s.sys.Fsync(fd) })
 	}
 	if err == nil {
 		s.emptyCache(f, fd)
@@ -70,7 +72,7 @@ func (s *Store) settle(f *diskFile) error {
 // flush waits until what was written through the page cache is on the device.
 func (s *Store) flush(f *diskFile) error {
 	return s.withFile(f, 0, func(fd int, _ bool) error {
-		err := retry(func() error { return s.sys.fsync(fd) })
+		err := filesys.Retry(func() error { return s.sys.Fsync(fd) })
 		if err == nil {
 			s.emptyCache(f, fd)
 		}
@@ -81,7 +83,7 @@ func (s *Store) flush(f *diskFile) error {
 // emptyCache drops the file's clean pages: all of them, because the cache's units may reach
 // over the ends of a block. Failing to costs memory, not bytes.
 func (s *Store) emptyCache(f *diskFile, fd int) {
-	if err := retry(func() error { return s.sys.dropCache(fd, 0, 0) }); err != nil {
+	if err := filesys.Retry(func() error { return s.sys.DropCache(fd, 0, 0) }); err != nil {
 		s.warn(f.dir.path, "fadvise", "%s: the page cache cannot be emptied (posix_fadvise: %v); it will grow", f.dir.path, err)
 	}
 }
@@ -112,14 +114,14 @@ func (s *Store) withFile(f *diskFile, n int64, op func(fd int, direct bool) erro
 }
 
 // writeAll writes all of p at off.
-func writeAll(sys system, fd int, p []byte, off int64, direct bool) error {
-	write := func(p []byte, off int64) (int, error) { return sys.pwrite(fd, p, off) }
+func writeAll(sys filesys.System, fd int, p []byte, off int64, direct bool) error {
+	write := func(p []byte, off int64) (int, error) { return sys.Pwrite(fd, p, off) }
 	return moveAll(write, p, off, direct, io.ErrShortWrite)
 }
 
 // readAll fills p from off; the end of the file within p is an error.
-func readAll(sys system, fd int, p []byte, off int64, direct bool) error {
-	read := func(p []byte, off int64) (int, error) { return sys.pread(fd, p, off) }
+func readAll(sys filesys.System, fd int, p []byte, off int64, direct bool) error {
+	read := func(p []byte, off int64) (int, error) { return sys.Pread(fd, p, off) }
 	return moveAll(read, p, off, direct, io.ErrUnexpectedEOF)
 }
 

@@ -103,7 +103,8 @@ func TestPurePackagesKnowNoMechanism(t *testing.T) {
 		"internal/fingerprint": {},
 		"internal/alloc":       {"internal/mem"},
 		"internal/plan":        {"internal/mem"},
-		"internal/store":       {"internal/discard", "internal/fd", "internal/fingerprint"},
+		"internal/filesys":     {"internal/discard", "internal/fd"},
+		"internal/store":       {"internal/filesys", "internal/fingerprint"},
 		"internal/rankdir":     {"internal/discard", "internal/fd"},
 		"internal/device":      {"internal/fingerprint", "internal/mem"},
 	}
