@@ -121,6 +121,10 @@ test-long: build ## long forms of the random and kill tests; prints their seeds
 	$(MAKE) --silent -C softgpu test 2>&1 | scripts/count-tests.sh softgpu
 	@echo "make test-long: all passed"
 
+.PHONY: fuzz
+fuzz: softgpu ## every fuzz target, each for FUZZTIME (5s)
+	@scripts/fuzz.sh
+
 .PHONY: gpu-wheels
 gpu-wheels: ## fetch the published torch_memory_saver and vLLM's sleep allocator, for scripts/test-gpu.sh on a machine without a network
 	@mkdir -p build/wheels

@@ -72,25 +72,9 @@ const guardDone = "done"
 // alone would not do: a program may write over its environment, as those do that set their
 // title.
 func Guard(in io.Reader, run string, session int) {
-	groups := map[int]bool{}
-	lines := bufio.NewScanner(in)
-	for lines.Scan() {
-		line := lines.Text()
-		if line == guardDone {
-			return
-		}
-		if len(line) < 2 {
-			continue
-		}
-		pgid, err := strconv.Atoi(line[1:])
-		if err != nil || pgid <= 1 {
-			continue
-		}
-		if line[0] == '+' {
-			groups[pgid] = true
-		} else {
-			delete(groups, pgid)
-		}
+	groups, done := readGroups(in)
+	if done {
+		return
 	}
 	for pgid := range groups {
 		_ = unix.Kill(-pgid, unix.SIGKILL)
@@ -99,6 +83,31 @@ func Guard(in io.Reader, run string, session int) {
 	for killNamed(run, session, killed) {
 		// Once more, for what one of them started before it was killed.
 	}
+}
+
+// readGroups reads what ebb tells the guard, to its end: the process groups that have not ended, or
+// that all is done.
+func readGroups(in io.Reader) (groups map[int]bool, done bool) {
+	groups = map[int]bool{}
+	lines := bufio.NewScanner(in)
+	for lines.Scan() {
+		line := lines.Text()
+		if line == guardDone {
+			return nil, true
+		}
+		if len(line) < 2 {
+			continue
+		}
+		n, err := strconv.ParseInt(line[1:], 10, 32) // as the kernel counts
+		if pgid := int(n); err != nil || pgid <= 1 {
+			continue
+		} else if line[0] == '+' {
+			groups[pgid] = true
+		} else {
+			delete(groups, pgid)
+		}
+	}
+	return groups, false
 }
 
 // killNamed kills the processes of a session that bear a run's name and are not in killed, adds

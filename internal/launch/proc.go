@@ -2,6 +2,7 @@ package launch
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -27,28 +28,38 @@ func (s procStat) alive() bool {
 
 func readStat(pid int) (procStat, error) {
 	path := fmt.Sprintf("/proc/%d/stat", pid)
-	b, err := os.ReadFile(path)
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return procStat{}, err
 	}
+	s, err := parseStat(text)
+	if err != nil {
+		return procStat{}, fmt.Errorf("%s: %w", path, err)
+	}
+	s.pid = pid
+	return s, nil
+}
+
+// parseStat reads all but the number.
+func parseStat(b []byte) (procStat, error) {
 	// The name stands in parentheses and may itself hold parentheses and spaces.
 	end := bytes.LastIndexByte(b, ')')
 	if end < 0 {
-		return procStat{}, fmt.Errorf("%s: no process name", path)
+		return procStat{}, errors.New("no process name")
 	}
 	f := strings.Fields(string(b[end+1:])) // f[0] is field 3
 	if len(f) < 4 {
-		return procStat{}, fmt.Errorf("%s: %d fields after the name", path, len(f))
+		return procStat{}, fmt.Errorf("%d fields after the name", len(f))
 	}
 	pgrp, err := strconv.Atoi(f[2])
 	if err != nil {
-		return procStat{}, fmt.Errorf("%s: process group: %w", path, err)
+		return procStat{}, fmt.Errorf("process group: %w", err)
 	}
 	session, err := strconv.Atoi(f[3])
 	if err != nil {
-		return procStat{}, fmt.Errorf("%s: session: %w", path, err)
+		return procStat{}, fmt.Errorf("session: %w", err)
 	}
-	return procStat{pid: pid, state: f[0][0], pgrp: pgrp, session: session}, nil
+	return procStat{state: f[0][0], pgrp: pgrp, session: session}, nil
 }
 
 // processes lists the processes that this one can see and that still exist when looked at.

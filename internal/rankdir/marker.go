@@ -57,6 +57,11 @@ func (b *baseDir) readMarker(name string) (*marker, error) {
 	if err != nil {
 		return nil, err
 	}
+	return decodeMarker(name, text)
+}
+
+// decodeMarker makes a marker of the text in a file of that name. An error is errMarker.
+func decodeMarker(name string, text []byte) (*marker, error) {
 	m := new(marker)
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()

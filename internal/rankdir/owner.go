@@ -198,18 +198,26 @@ func readProcess(dir string) (process, error) {
 	if err != nil {
 		return process{}, err
 	}
+	p, err := parseStat(text)
+	if err != nil {
+		return process{}, fmt.Errorf("%s/stat: %w", dir, err)
+	}
+	return p, nil
+}
+
+func parseStat(text []byte) (process, error) {
 	// The second field is the command in brackets and may hold anything; the state follows.
 	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
 	const state, flags, start = 0, 6, 19 // fields 3, 9 and 22 of the manual page
 	if len(fields) <= start {
-		return process{}, fmt.Errorf("%s/stat: too short: %q", dir, text)
+		return process{}, fmt.Errorf("too short: %q", text)
 	}
 	p := process{state: fields[state][0]}
 	var err1, err2 error
 	p.flags, err1 = strconv.ParseUint(string(fields[flags]), 10, 64)
 	p.start, err2 = strconv.ParseUint(string(fields[start]), 10, 64)
 	if err := errors.Join(err1, err2); err != nil {
-		return process{}, fmt.Errorf("%s/stat: %w", dir, err)
+		return process{}, err
 	}
 	return p, nil
 }
