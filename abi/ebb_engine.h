@@ -29,6 +29,8 @@ typedef struct ebb_engine_config {
 	int32_t local_ranks;   /* LOCAL_WORLD_SIZE: ranks that share the node's memory; 0: not known */
 	const char *disk_dirs; /* EBB_DISK_DIRS: "a:b:c", of which the first is settings.disk_dir; null: only that one */
 	const char *leases;    /* EBB_DISK_LEASES: their lease files "x:y:z", of which the first is lease; null: only that */
+	uint64_t disk_quota;   /* EBB_DISK_QUOTA_BYTES: room that all ranks together take in each disk directory; 0: no limit */
+	const char *file_faults; /* EBB_FAULT_FILES: file calls that are to fail, for tests; null: none */
 } ebb_engine_config;
 
 /* host_bytes of EBB_HOST_MB=auto: the engine chooses, by what node and cgroup leave. */

@@ -245,6 +245,8 @@ static bool start(const char *path)
 		.local_ranks = settings()->local_ranks,
 		.disk_dirs = settings_env("EBB_DISK_DIRS"),
 		.leases = settings_env("EBB_DISK_LEASES"),
+		.disk_quota = settings()->disk_quota,
+		.file_faults = settings_env("EBB_FAULT_FILES"),
 	};
 	int code = engine.start(&config);
 	if (code == EBB_OK)

@@ -130,10 +130,9 @@ static double env_seconds(const char *name)
 	return seconds;
 }
 
-/* Bytes of device memory to leave free; ebb's launcher sets it. */
-static uint64_t env_margin_bytes(void)
+/* A number of bytes; 0 when unset. */
+static uint64_t env_bytes(const char *name)
 {
-	static const char name[] = "EBB_TRAIN_MEMORY_MARGIN_BYTES";
 	const char *value = settings_env(name);
 	char *end;
 
@@ -170,9 +169,10 @@ static void read_environment(void)
 	from_env.host_bytes = env_host_bytes();
 	from_env.host_arena = env_bool("EBB_HOST_ARENA");
 	from_env.local_ranks = env_local_ranks();
+	from_env.disk_quota = env_bytes("EBB_DISK_QUOTA_BYTES");
 	from_env.resume_wait_s = env_seconds("EBB_RESUME_WAIT");
 	retain_cpu_backup = env_bool("TMS_RETAIN_CPU_BACKUP");
-	margin_bytes = env_margin_bytes();
+	margin_bytes = env_bytes("EBB_TRAIN_MEMORY_MARGIN_BYTES"); /* ebb's launcher sets it */
 
 	const char *dir = settings_env("TMS_DISK_BACKUP_DIR");
 	disk_dir = dir != NULL ? strdup(dir) : NULL;

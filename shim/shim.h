@@ -44,6 +44,7 @@ struct settings {
 	uint64_t chunk_bytes;
 	uint64_t host_bytes; /* that disk backups take before files, or EBB_HOST_AUTO */
 	int32_t local_ranks; /* 0: not known */
+	uint64_t disk_quota; /* 0: none */
 	double resume_wait_s;
 };
 

@@ -45,6 +45,8 @@ func configOf(c *C.ebb_engine_config) (engine.Config, error) {
 		LocalRanks: int(max(c.local_ranks, 0)),
 		DiskDirs:   pathsOf(c.disk_dirs),
 		MoreLeases: pathsOf(c.leases),
+		DiskQuota:  uint64(c.disk_quota),
+		FileFaults: C.GoString(c.file_faults),
 	}
 	if len(config.MoreLeases) > 0 {
 		if config.MoreLeases[0] != config.Lease {

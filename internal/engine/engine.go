@@ -36,6 +36,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/device/cuda"
+	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/fingerprint"
 	"github.com/ebb-offload/ebb/internal/mem"
 	"github.com/ebb-offload/ebb/internal/pipeline"
@@ -66,6 +67,8 @@ type Config struct {
 	HostArena  bool     // CPU backups lie in host memory that is kept between pauses
 	DiskDirs   []string // all disk directories, of which the first is Settings.DiskDir; nil: only that one
 	MoreLeases []string // further lease files to hold
+	DiskQuota  uint64   // bytes that the files of all ranks take in each disk directory; 0: no limit
+	FileFaults string   // file calls that are to fail, in the language of package filesys; "": none
 }
 
 // Engine manages the GPU memory of this process.
@@ -78,6 +81,7 @@ type Engine struct {
 	workers int // layout of the staging buffer
 	block   uint64
 
+	files    *filesys.Faults // what makes the file calls
 	backings backings
 	host     hostMemory
 	gate     *gate // see safepoint.go
@@ -125,6 +129,7 @@ func Start(c Config) (*Engine, error) {
 	e.gate = newGate(e.table.AnyPaused)
 	e.log = log.New(newFDWriter(c.LogFD), logPrefix(c.Identity), 0)
 	e.block, e.workers = block, workers
+	e.makeFaults()
 	if err := e.holdLeases(); err != nil {
 		return nil, err
 	}
@@ -142,6 +147,19 @@ func (e *Engine) Shutdown() {
 		if err := l.Release(); err != nil {
 			e.log.Printf("release lease: %v", err)
 		}
+	}
+}
+
+// makeFaults has file calls fail as the configuration says. Like other settings, one that cannot be
+// read is told and ignored.
+func (e *Engine) makeFaults() {
+	e.files = filesys.NewFaults(filesys.Kernel{})
+	err := e.files.Set(e.config.FileFaults)
+	switch {
+	case err != nil:
+		e.log.Printf("EBB_FAULT_FILES is ignored: %v", err)
+	case e.config.FileFaults != "":
+		e.log.Printf("EBB_FAULT_FILES=%s: file calls fail on purpose", e.config.FileFaults)
 	}
 }
 
@@ -287,7 +305,7 @@ func (e *Engine) makeStores(self rankdir.Owner) {
 	b.files = store.New(store.Options{
 		BlockBytes: e.block, Name: fileNames(self), Dirs: e.dirs,
 		Alloc: e.allocArena, Direct: true, HostBudget: e.hostBudget,
-		NoFollowDir: e.config.Lease != "", Discard: e.config.Discard,
+		NoFollowDir: e.config.Lease != "", Discard: e.config.Discard, System: e.files,
 		Warn: func(line string) { e.log.Print(line) },
 	})
 	if e.config.HostArena {

@@ -90,6 +90,19 @@ static void host_memory_that_the_engine_chooses(void)
 	EXPECT(engine_seen()->host_bytes == EBB_HOST_AUTO);
 }
 
+static void a_quota_and_faults(void)
+{
+	managed_malloc(1);
+	EXPECT(engine_seen()->disk_quota == 5000000000ull);
+	EXPECT(strcmp(engine_seen()->file_faults, "pwrite:17:EIO") == 0);
+}
+
+static void no_quota(void)
+{
+	managed_malloc(1);
+	EXPECT(engine_seen()->disk_quota == 0 && engine_seen()->file_faults[0] == '\0');
+}
+
 static void no_host_memory(void)
 {
 	managed_malloc(1);
@@ -274,6 +287,14 @@ CASES(
 	{.says = "without these variables, or with empty ones, there is no host memory for disk backups",
 	 .run = no_host_memory,
 	 .env = {"EBB_HOST_MB=", "EBB_DISK_DIRS=", "LOCAL_WORLD_SIZE="}},
+	{.says = "the engine is told of a quota and of faults",
+	 .run = a_quota_and_faults,
+	 .env = {"EBB_DISK_QUOTA_BYTES=5000000000", "EBB_FAULT_FILES=pwrite:17:EIO"}},
+	{.says = "without these variables there are none", .run = no_quota, .env = {"EBB_FAULT_FILES="}},
+	{.says = "a quota that is no number is named, there is none",
+	 .run = no_quota,
+	 .env = {"EBB_DISK_QUOTA_BYTES=5GB"},
+	 .lines = {"ebb: EBB_DISK_QUOTA_BYTES=5GB is ignored: *"}},
 	{.says = "a number of ranks that is none is not known",
 	 .run = no_host_memory,
 	 .env = {"LOCAL_WORLD_SIZE=some"}},

@@ -82,6 +82,8 @@ int ebb_engine_start(const ebb_engine_config *config)
 	fake_engine.local_ranks = config->local_ranks;
 	copy(fake_engine.disk_dirs, sizeof(fake_engine.disk_dirs), config->disk_dirs);
 	copy(fake_engine.leases, sizeof(fake_engine.leases), config->leases);
+	fake_engine.disk_quota = config->disk_quota;
+	copy(fake_engine.file_faults, sizeof(fake_engine.file_faults), config->file_faults);
 	copy(fake_engine.lease, sizeof(fake_engine.lease), config->lease);
 	copy(fake_engine.identity, sizeof(fake_engine.identity), config->identity);
 

@@ -41,7 +41,8 @@ struct fake_engine {
 	uint64_t host_bytes;
 	int local_ranks;
 	bool driver_given, lease_given, identity_given, discard, host_arena;
-	char lease[64], identity[128], disk_dirs[64], leases[64];
+	uint64_t disk_quota;
+	char lease[64], identity[128], disk_dirs[64], leases[64], file_faults[64];
 	void *allocated_in_start;
 
 	/* What the last malloc was given. */
