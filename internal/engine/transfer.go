@@ -98,13 +98,17 @@ func (t *transfer) move(n int) pipeline.Move {
 	b := t.blocks.At(n)
 	a := t.set[b.Item]
 	m := pipeline.Move{
-		Of: a, Device: a.Device, Addr: t.addr(b),
+		Of: a, Device: a.Device,
 		Offset: b.Offset, Length: b.Length, Backing: t.held[b.Item],
 	}
-	if t.reach != nil {
+	if t.reach == nil {
+		m.Addr = t.addr(b)
+	} else { // mapping decides where that is
 		m.Reach = func() (mem.Addr, error) {
-			err := t.reach[b.Item].now()
-			return t.addr(b), err
+			if err := t.reach[b.Item].now(); err != nil {
+				return 0, err
+			}
+			return t.addr(b), nil
 		}
 	}
 	if t.plan.Action(n) == plan.Zero {
