@@ -99,7 +99,7 @@ func parkedBystander(t *testing.T, n *node, disk string) *bystander {
 	t.Cleanup(func() {
 		if b.ended != nil {
 			_ = b.cmd.Process.Kill()
-			<-b.ended
+			<-b.ended //nolint:errcheck // it was killed
 		}
 	})
 	for {
