@@ -90,9 +90,9 @@ static CUresult cuMemFree_v2_hook(cuMemFree_v2_fn *real, const void *caller, CUd
 	(void)caller;
 	if (this_thread()->passing > 0)
 		return real(ptr);
-	if (engine_free((void *)(uintptr_t)ptr, &result))
-		return result;
 	struct unmanaged taken = unmanaged_take(ptr);
+	if (taken.bytes == 0 && engine_free((void *)(uintptr_t)ptr, &result))
+		return result;
 	result = real(ptr);
 	if (result != CUDA_SUCCESS)
 		unmanaged_allocated(ptr, taken.bytes, taken.class);

@@ -105,6 +105,9 @@ cudaError_t engine_allocate(void **ptr, size_t size, int device)
 	engine_enter_briefly();
 	int code = engine.malloc(ptr, size, device, &region, settings_margin());
 	engine_leave(code);
+	/* What was counted at this address has ended by a way that is not hooked. */
+	if (code == EBB_OK)
+		unmanaged_take((uintptr_t)*ptr);
 	/* Too little device memory is everyday: callers free their caches and try again. */
 	if (code != EBB_OK && code != EBB_ERR_DEVICE_MEMORY && engine_state() != ENGINE_EXITING)
 		log_line("an allocation of %zu bytes on device %d failed: %s", size, device, last_error_of("malloc"));
@@ -190,12 +193,9 @@ static cudaError_t unmanaged_free(const struct real *real, void *ptr)
 {
 	if (real->cudaFree == NULL)
 		return real_missing("cudaFree");
-	struct unmanaged taken = unmanaged_take((uintptr_t)ptr);
 	pass_begin();
 	cudaError_t error = real->cudaFree(ptr);
 	pass_end();
-	if (error != cudaSuccess)
-		unmanaged_allocated((uintptr_t)ptr, taken.bytes, taken.class);
 	return error;
 }
 
@@ -231,9 +231,16 @@ static cudaError_t any_malloc(const void *caller, void **ptr, size_t size, bool 
 
 static cudaError_t any_free(const void *caller, void *ptr)
 {
+	struct unmanaged taken = unmanaged_take((uintptr_t)ptr);
 	cudaError_t error;
 
-	return engine_free(ptr, &error) ? error : unmanaged_free(real_for(caller), ptr);
+	/* What is counted is not managed: the engine need not be asked. */
+	if (taken.bytes == 0 && engine_free(ptr, &error))
+		return error;
+	error = unmanaged_free(real_for(caller), ptr);
+	if (error != cudaSuccess)
+		unmanaged_allocated((uintptr_t)ptr, taken.bytes, taken.class);
+	return error;
 }
 
 EXPORT cudaError_t cudaMalloc(void **ptr, size_t size)

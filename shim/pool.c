@@ -41,12 +41,16 @@ static CUresult cuMemAllocFromPoolAsync_hook(cuMemAllocFromPoolAsync_fn *real, c
 }
 #define cuMemAllocFromPoolAsync_ptsz_hook cuMemAllocFromPoolAsync_hook
 
+/* It frees memory of cudaMalloc too; the engine waits for the work that uses it. */
 static CUresult cuMemFreeAsync_hook(cuMemFreeAsync_fn *real, const void *caller, CUdeviceptr ptr, CUstream stream)
 {
 	struct unmanaged taken = unmanaged_take(ptr);
-	CUresult result = real(ptr, stream);
+	CUresult result;
 
 	(void)caller;
+	if (taken.bytes == 0 && this_thread()->passing == 0 && engine_free((void *)(uintptr_t)ptr, &result))
+		return result;
+	result = real(ptr, stream);
 	if (result != CUDA_SUCCESS)
 		unmanaged_allocated(ptr, taken.bytes, taken.class);
 	return result;

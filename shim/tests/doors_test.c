@@ -82,6 +82,7 @@ static void allocate_and_free(void)
 	EXPECT(d->cuMemFree(ptr) == 0 && engine->frees == frees + 1);
 	EXPECT(d->cuMemAllocPitch(&ptr, &pitch, 1000, 10, 4) == 0 && pitch == 1024 && engine->size == 10240);
 	EXPECT(d->cuMemFree(ptr) == 0 && engine->frees == frees + 2);
+	EXPECT(d->cuMemAlloc(&ptr, 3000) == 0 && d->cuMemFreeAsync(ptr, NULL) == 0 && engine->frees == frees + 3);
 }
 
 static void allocate_and_free_through_all(void)

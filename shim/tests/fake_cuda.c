@@ -37,7 +37,7 @@ static int gives(int via, _Atomic int *count, u64 *number)
 	int result = called(via, count);
 
 	if (result == 0)
-		*number = last_number += 0x1000;
+		*number = fake_cuda.next != 0 ? fake_cuda.next : (last_number += 0x1000);
 	return result;
 }
 

@@ -122,6 +122,7 @@ struct fake_cuda {
 		ipc_handles, peers_enabled, peers_disabled;
 	_Atomic int alloc_v1s;       /* of the functions of 32 bits */
 	_Atomic uint64_t last_handle, last_address;
+	_Atomic uint64_t next;               /* handle or address to be given next; 0: a new one */
 	_Atomic int result;                  /* what all functions return */
 	_Atomic int requests, version_asked; /* of cuGetProcAddress */
 };

@@ -112,6 +112,21 @@ static void failed_calls_change_nothing(void)
 	EXPECT(holds(own, 110, 2) && holds("imported", 0, 0));
 }
 
+/* Made by the driver and ended by a way that is not hooked, its address is the engine's next. */
+static void an_address_that_was_anothers(void)
+{
+	const struct driver *d = open_door(BY_PROC);
+	uint64_t ptr;
+
+	void *managed = managed_malloc(1);
+	EXPECT(cudaFree(managed) == cudaSuccess && engine_seen()->frees == 1);
+	driver_seen()->next = (uintptr_t)managed + 4096; /* the fake engine's next address */
+	EXPECT(d->cuMemAlloc(&ptr, 100) == 0 && holds(own, 100, 1));
+	EXPECT(managed_malloc(1) == (void *)(uintptr_t)ptr && holds(own, 0, 0));
+	EXPECT(cudaFree((void *)(uintptr_t)ptr) == cudaSuccess && engine_seen()->frees == 2);
+	EXPECT(driver_seen()->frees == 0 && fake_cudart_13.frees == 0);
+}
+
 /* As a runtime does it that is linked as a library. */
 static void once_where_the_runtime_calls_the_driver(void)
 {
@@ -330,6 +345,8 @@ CASES(
 	{.says = "memory counts under the library that made it, from its making to its end", .run = classes},
 	{.says = "memory of pools is a class of its own, that of graphs is not counted", .run = pools},
 	{.says = "calls that fail change no count", .run = failed_calls_change_nothing},
+	{.says = "an address that becomes the engine's is no longer counted, and is freed there",
+	 .run = an_address_that_was_anothers},
 	{.says = "an allocation of a runtime that calls the hooked driver is one, and managed by both or neither",
 	 .run = once_where_the_runtime_calls_the_driver},
 	{.says = "memory of cuMemCreate is held while it has a handle or a mapping",
