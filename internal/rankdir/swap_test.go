@@ -18,7 +18,7 @@ import (
 func TestWhileSymlinksTakePlaces(t *testing.T) {
 	rounds := 100
 	if os.Getenv("EBB_TEST_LONG") != "" {
-		rounds = 2000
+		rounds = 500
 	}
 	id := testIdentity("job")
 	for what, place := range map[string]string{"base": "", "ebb's own": "/.ebb", "job": "/job", "rank": "/job/actor_cell0_rank1"} {
