@@ -136,6 +136,17 @@ func (e *Engine) synchronizeAll() error {
 	return e.synchronizeContext(own, "the calling thread's context")
 }
 
+// drain waits, after an error, for what was submitted and not waited for: it must not run when the
+// memory that it was to read or write is another's. Where that cannot be waited for nothing runs.
+func (e *Engine) drain() {
+	e.mu.Lock()
+	devices := slices.Sorted(maps.Keys(e.devices))
+	e.mu.Unlock()
+	for _, dev := range devices {
+		_ = e.synchronize(dev)
+	}
+}
+
 func (e *Engine) synchronizeContext(ctx device.Context, name string) error {
 	err := e.withContext(ctx, e.drv.Synchronize)
 	switch {

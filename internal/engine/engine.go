@@ -81,7 +81,7 @@ type Engine struct {
 	workers int // layout of the staging buffer
 	block   uint64
 
-	files    *filesys.Faults // what makes the file calls
+	sys      *filesys.Faults // makes the file calls
 	backings backings
 	host     hostMemory
 	gate     *gate // see safepoint.go
@@ -153,8 +153,8 @@ func (e *Engine) Shutdown() {
 // makeFaults has file calls fail as the configuration says. Like other settings, one that cannot be
 // read is told and ignored.
 func (e *Engine) makeFaults() {
-	e.files = filesys.NewFaults(filesys.Kernel{})
-	err := e.files.Set(e.config.FileFaults)
+	e.sys = filesys.NewFaults(filesys.Kernel{})
+	err := e.sys.Set(e.config.FileFaults)
 	switch {
 	case err != nil:
 		e.log.Printf("EBB_FAULT_FILES is ignored: %v", err)
@@ -305,7 +305,7 @@ func (e *Engine) makeStores(self rankdir.Owner) {
 	b.files = store.New(store.Options{
 		BlockBytes: e.block, Name: fileNames(self), Dirs: e.dirs,
 		Alloc: e.allocArena, Direct: true, HostBudget: e.hostBudget,
-		NoFollowDir: e.config.Lease != "", Discard: e.config.Discard, System: e.files,
+		NoFollowDir: e.config.Lease != "", Discard: e.config.Discard, System: e.sys,
 		Warn: func(line string) { e.log.Print(line) },
 	})
 	if e.config.HostArena {

@@ -44,6 +44,7 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	defer e.watchDisks()()
 	t, err := e.save(set, s)
 	if err != nil {
+		e.drain()
 		e.closeWindows(set)
 		e.table.Settle(set, alloc.Active)
 		e.recordPause(res, err)

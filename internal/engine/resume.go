@@ -53,6 +53,7 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Res
 	defer e.watchDisks()()
 	created, t, err := e.restore(set)
 	if err != nil {
+		e.drain()
 		_, errs := e.releaseAll(set)
 		e.table.Settle(set, alloc.Paused)
 		return res, errors.Join(err, errs.err())
