@@ -58,6 +58,20 @@ func InUse(err error) <-chan struct{} {
 	return nil
 }
 
+// Free has memory freed that was given to calls of which one ended with err: at once, or when the
+// system no longer uses it.
+func Free(err error, free func()) {
+	returned := InUse(err)
+	if returned == nil {
+		free()
+		return
+	}
+	go func() {
+		<-returned
+		free()
+	}()
+}
+
 // Deadline is a System that waits for an answer no longer than a limit. A call is given up when, for
 // so long, neither it was answered nor any transfer in its directory. While calls hang, further
 // ones in the same directory are refused at once, until all of them have returned or somebody wants
@@ -65,16 +79,30 @@ func InUse(err error) <-chan struct{} {
 type Deadline struct {
 	under System
 	limit time.Duration
+	spare sync.Pool // of *request
 
 	mu       sync.Mutex // guards the fields below; held over no call
+	free     crew
 	files    map[int]location
 	places   map[string]*place // by directory
-	hung     map[*waiting]struct{}
+	hung     map[*request]struct{}
+	closing  map[int]bool // descriptors that calls that hang still use, to be closed after them
 	answered func()
 }
 
-// location is where a descriptor leads.
-type location struct{ dir, path string }
+// crew is threads that are free for further calls.
+type crew struct {
+	work chan *request
+	rest chan struct{} // closed when they are to end
+}
+
+func newCrew() crew { return crew{work: make(chan *request), rest: make(chan struct{})} }
+
+// location is where a descriptor leads, or a name in a directory that one leads to.
+type location struct {
+	dir, path string
+	fd        int // -1: none
+}
 
 // place is a directory.
 type place struct {
@@ -83,25 +111,40 @@ type place struct {
 	refuse    bool  // no call is begun
 }
 
-// waiting is a call under way.
-type waiting struct {
-	call, path string
-	transfer   int // bytes of memory that the call was given; 0: none
-	block      bool
-	place      *place
-	begun      time.Time
-	returned   chan struct{}
+// request is a call under way. It is used again, unless it was given up.
+type request struct {
+	call  string
+	at    location
+	place *place
+	begun time.Time
 
-	// Guarded by Deadline.mu; at most one of them becomes true.
+	do   func() error // makes the call
+	late func()       // takes what it returned after it was given up; nil: nothing to take
+
+	// A read or write, in place of do, so that it takes no memory.
+	transfer bool
+	write    bool
+	fd       int
+	p        []byte
+	off      int64
+	n        int
+
+	err   error
+	done  chan struct{} // takes one element when it has returned in time
+	timer *time.Timer
+
+	// Guarded by Deadline.mu. At most one of them becomes true.
 	over    bool // it returned in time
 	givenUp bool
+
+	returned chan struct{} // closed when it has returned after it was given up
 }
 
 // NewDeadline makes a system over another one. With a limit of 0 it waits for ever.
 func NewDeadline(under System, limit time.Duration) *Deadline {
 	return &Deadline{
-		under: under, limit: limit,
-		files: map[int]location{}, places: map[string]*place{}, hung: map[*waiting]struct{}{},
+		under: under, limit: limit, free: newCrew(),
+		files: map[int]location{}, places: map[string]*place{}, hung: map[*request]struct{}{}, closing: map[int]bool{},
 		answered: func() {},
 	}
 }
@@ -123,6 +166,14 @@ func (d *Deadline) Retry() {
 	}
 }
 
+// Rest ends the threads that are kept for further calls.
+func (d *Deadline) Rest() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	close(d.free.rest)
+	d.free = newCrew()
+}
+
 // Hung is a call that hangs.
 type Hung struct {
 	Call, Path string
@@ -134,101 +185,141 @@ type Hung struct {
 func (d *Deadline) Hung() (list []Hung) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for c := range d.hung {
-		list = append(list, Hung{Call: c.call, Path: c.path, Bytes: c.transfer, Since: c.begun})
+	for r := range d.hung {
+		list = append(list, Hung{Call: r.call, Path: r.at.path, Bytes: cap(r.p), Since: r.begun})
 	}
 	slices.SortFunc(list, func(a, b Hung) int { return a.Since.Compare(b.Since) })
 	return list
 }
 
-// begin enters a call, or says why it is not to be made. Called with mu held.
-func (d *Deadline) begin(c *waiting, dir string) error {
-	if d.places[dir] == nil {
-		d.places[dir] = &place{}
+// request is an empty request for a call at a place.
+func (d *Deadline) request(call string, l location) *request {
+	r, _ := d.spare.Get().(*request)
+	if r == nil {
+		r = &request{done: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
 	}
-	c.place, c.begun, c.returned = d.places[dir], time.Now(), make(chan struct{})
-	refused := &HangError{Call: c.call, Path: c.path}
-	switch oldest := d.oldest(c.place); {
-	case c.place.refuse && oldest != nil:
-		refused.Waited = time.Since(oldest.begun)
-		refused.Because = fmt.Sprintf("the %s of %s there hangs since %v", oldest.call, oldest.path, refused.Waited.Round(time.Second))
-		return refused
-	case len(d.hung) >= MaxHung:
-		oldest = d.oldest(nil)
-		refused.Waited = time.Since(oldest.begun)
-		refused.Because = fmt.Sprintf("%d calls hang, the first since %v (the %s of %s), and no more are begun until one returns",
-			len(d.hung), refused.Waited.Round(time.Second), oldest.call, oldest.path)
-		return refused
+	*r = request{call: call, at: l, done: r.done, timer: r.timer}
+	return r
+}
+
+// finish makes a call. An error that is not the call's own says that it was given up, or not begun;
+// otherwise the request is the caller's to read and to put into spare.
+func (d *Deadline) finish(r *request) error {
+	free, err := d.begin(r)
+	if err != nil {
+		d.spare.Put(r)
+		return err
+	}
+	select {
+	case free.work <- r:
+	default:
+		go d.serve(r, free)
+	}
+	if !d.await(r) {
+		return &HangError{Call: r.call, Path: r.at.path, Waited: time.Since(r.begun), returned: r.returned}
 	}
 	return nil
 }
 
+// begin enters a call, or says why it is not to be made, and who may make it.
+func (d *Deadline) begin(r *request) (crew, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	dir := r.at.dir
+	if d.places[dir] == nil {
+		d.places[dir] = &place{}
+	}
+	r.place, r.begun = d.places[dir], time.Now()
+	refused := func(oldest *request, why string) error {
+		waited := time.Since(oldest.begun)
+		return &HangError{Call: r.call, Path: r.at.path, Waited: waited,
+			Because: fmt.Sprintf("the %s of %s hangs since %v%s", oldest.call, oldest.at.path, waited.Round(time.Second), why)}
+	}
+	if oldest := d.oldest(r.place); r.place.refuse && oldest != nil {
+		return crew{}, refused(oldest, "")
+	}
+	if len(d.hung) >= MaxHung {
+		return crew{}, refused(d.oldest(nil), fmt.Sprintf(", in all %d calls hang, and no more are begun until one returns", len(d.hung)))
+	}
+	return d.free, nil
+}
+
 // oldest is the call that hangs longest in a place, nil for all places. Called with mu held.
-func (d *Deadline) oldest(in *place) (found *waiting) {
-	for c := range d.hung {
-		if (in == nil || c.place == in) && (found == nil || c.begun.Before(found.begun)) {
-			found = c
+func (d *Deadline) oldest(in *place) (found *request) {
+	for r := range d.hung {
+		if (in == nil || r.place == in) && (found == nil || r.begun.Before(found.begun)) {
+			found = r
 		}
 	}
 	return found
 }
 
-// make makes a call in a directory. late takes what it returns after it was given up.
-func makeCall[T any](d *Deadline, c waiting, dir string, do func() (T, error), late func(T)) (v T, err error) {
-	if d.limit <= 0 {
-		return do()
-	}
-	d.mu.Lock()
-	err = d.begin(&c, dir)
-	d.mu.Unlock()
-	if err != nil {
-		return v, err
-	}
-	var got T
-	var failed error
-	go func() {
-		defer close(c.returned)
-		got, failed = guarded(do)
-		if d.inTime(&c) {
+// serve is a thread that makes calls. One that made a call that was given up ends after it.
+func (d *Deadline) serve(r *request, of crew) {
+	for d.perform(r) {
+		select {
+		case r = <-of.work:
+		case <-of.rest:
 			return
 		}
-		if failed == nil && late != nil {
-			late(got)
-		}
-		d.returned(&c)
-	}()
-	if !d.await(&c) {
-		return v, &HangError{Call: c.call, Path: c.path, Waited: time.Since(c.begun), returned: c.returned}
 	}
-	return got, failed
+}
+
+// perform makes a call. When it returned in time, the request is its caller's; false: it was given up.
+func (d *Deadline) perform(r *request) bool {
+	r.err = d.guarded(r)
+	d.mu.Lock()
+	if r.transfer {
+		r.place.transfers++
+	}
+	r.over = !r.givenUp
+	if r.over {
+		r.done <- struct{}{}
+		d.mu.Unlock()
+		return true
+	}
+	d.mu.Unlock()
+	if r.err == nil && r.late != nil {
+		r.late()
+	}
+	d.end(r)
+	return false
 }
 
 // guarded turns a panic into an error: on a goroutine of its own it would end the process.
-func guarded[T any](do func() (T, error)) (v T, err error) {
+func (d *Deadline) guarded(r *request) (err error) {
 	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("internal error in a file call: %v", r)
+		if p := recover(); p != nil {
+			err = fmt.Errorf("internal error in a file call: %v", p)
 		}
 	}()
-	return do()
+	switch {
+	case r.do != nil:
+		return r.do()
+	case r.write:
+		r.n, err = d.under.Pwrite(r.fd, r.p, r.off)
+	default:
+		r.n, err = d.under.Pread(r.fd, r.p, r.off)
+	}
+	return err
 }
 
 // await waits for a call; false when it was given up.
-func (d *Deadline) await(c *waiting) bool {
+func (d *Deadline) await(r *request) bool {
 	tick := d.limit / ticks
-	timer := time.NewTimer(tick)
-	defer timer.Stop()
-	seen := d.transfers(c.place)
-	for left := ticks; ; timer.Reset(tick) {
+	r.timer.Reset(tick)
+	defer r.timer.Stop()
+	seen := d.transfers(r.place)
+	for left := ticks; ; r.timer.Reset(tick) {
 		select {
-		case <-c.returned:
+		case <-r.done:
 			return true
-		case <-timer.C:
+		case <-r.timer.C:
 		}
-		if now := d.transfers(c.place); now != seen {
+		if now := d.transfers(r.place); now != seen {
 			seen, left = now, ticks
-		} else if left--; left == 0 && d.giveUp(c) {
-			return false
+		} else if left--; left == 0 {
+			return !d.giveUp(r)
 		}
 	}
 }
@@ -240,40 +331,46 @@ func (d *Deadline) transfers(p *place) int64 {
 }
 
 // giveUp leaves a call to itself, unless it has just returned.
-func (d *Deadline) giveUp(c *waiting) bool {
+func (d *Deadline) giveUp(r *request) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if c.over {
-		<-c.returned
+	if r.over {
+		<-r.done
 		return false
 	}
-	c.givenUp = true
-	c.place.hung++
-	c.place.refuse = true
-	d.hung[c] = struct{}{}
+	r.givenUp = true
+	r.returned = make(chan struct{})
+	r.place.hung++
+	r.place.refuse = true
+	d.hung[r] = struct{}{}
 	return true
 }
 
-// inTime ends a call that has returned; false when it was given up.
-func (d *Deadline) inTime(c *waiting) bool {
+// end ends a call that was given up.
+func (d *Deadline) end(r *request) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if c.block {
-		c.place.transfers++
+	close(r.returned)
+	delete(d.hung, r)
+	if fd := r.at.fd; d.closing[fd] && !d.uses(fd) {
+		delete(d.closing, fd)
+		go func() { _ = d.under.Close(fd) }()
 	}
-	c.over = !c.givenUp
-	return c.over
-}
-
-// returned ends a call that was given up.
-func (d *Deadline) returned(c *waiting) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.hung, c)
-	if c.place.hung--; c.place.hung == 0 {
-		c.place.refuse = false
+	if r.place.hung--; r.place.hung == 0 {
+		r.place.refuse = false
 		go d.answered()
 	}
+}
+
+// uses reports whether a call that hangs was given a descriptor, whose number must not become that of
+// another file meanwhile: the call may not have looked at it yet. Called with mu held.
+func (d *Deadline) uses(fd int) bool {
+	for r := range d.hung {
+		if r.at.fd == fd {
+			return true
+		}
+	}
+	return false
 }
 
 // at says where a descriptor leads, as far as it was opened here.
@@ -283,50 +380,92 @@ func (d *Deadline) at(fd int) location {
 	if l, known := d.files[fd]; known {
 		return l
 	}
-	return location{path: fmt.Sprintf("descriptor %d", fd)}
+	return location{path: fmt.Sprintf("descriptor %d", fd), fd: fd}
 }
 
 // in says where a name in a directory leads.
 func (d *Deadline) in(dirfd int, name string) location {
 	if dirfd == unix.AT_FDCWD {
-		return location{dir: filepath.Dir(name), path: name}
+		return location{dir: filepath.Dir(name), path: name, fd: -1}
 	}
 	dir := d.at(dirfd)
-	return location{dir: dir.dir, path: filepath.Join(dir.path, name)}
+	return location{dir: dir.dir, path: filepath.Join(dir.path, name), fd: dirfd}
+}
+
+// value makes a call that has a result. late takes one that comes after it was given up.
+func value[T any](d *Deadline, name string, l location, do func() (T, error), late func(T)) (v T, err error) {
+	if d.limit <= 0 {
+		return do()
+	}
+	var got T // not v, which the caller has when a late answer comes
+	r := d.request(name, l)
+	r.do = func() (err error) {
+		got, err = do()
+		return err
+	}
+	if late != nil {
+		r.late = func() { late(got) }
+	}
+	if err := d.finish(r); err != nil {
+		return v, err
+	}
+	err = r.err
+	d.spare.Put(r)
+	return got, err
 }
 
 // only makes a call that has no result but its error.
-func (d *Deadline) only(call string, l location, do func() error) error {
-	_, err := makeCall(d, waiting{call: call, path: l.path}, l.dir, func() (struct{}, error) { return struct{}{}, do() }, nil)
+func (d *Deadline) only(name string, l location, do func() error) error {
+	_, err := value(d, name, l, func() (struct{}, error) { return struct{}{}, do() }, nil)
 	return err
 }
 
 // fill makes a call that fills a structure. The caller's is written only by a call that returned in
 // time.
-func fill[T any](d *Deadline, call string, l location, st *T, do func(*T) error) error {
-	got, err := makeCall(d, waiting{call: call, path: l.path}, l.dir, func() (*T, error) {
-		own := new(T)
-		return own, do(own)
+func fill[T any](d *Deadline, l location, st *T, do func(*T) error) error {
+	got, err := value(d, "look-up", l, func() (got T, err error) {
+		err = do(&got)
+		return got, err
 	}, nil)
 	if err == nil {
-		*st = *got
+		*st = got
 	}
 	return err
 }
 
-// transfer makes a call that moves a block, or brings blocks to the device.
-func (d *Deadline) transfer(call string, fd, memory int, do func() (int, error)) (int, error) {
+// transfer reads or writes a block.
+func (d *Deadline) transfer(name string, write bool, fd int, p []byte, off int64) (int, error) {
 	l := d.at(fd)
-	n, err := makeCall(d, waiting{call: call, path: l.path, transfer: memory, block: true}, l.dir, do, nil)
-	if errors.Is(err, ErrHang) {
-		n = -1
+	r := d.request(name, l)
+	r.transfer, r.write, r.fd, r.p, r.off = true, write, fd, p, off
+	if err := d.finish(r); err != nil {
+		return -1, err
 	}
+	n, err := r.n, r.err
+	r.p = nil
+	d.spare.Put(r)
 	return n, err
+}
+
+// writeBack brings blocks to the device, which counts as a transfer.
+func (d *Deadline) writeBack(fd int, do func() error) error {
+	if d.limit <= 0 {
+		return do()
+	}
+	l := d.at(fd)
+	r := d.request("write-back", l)
+	r.transfer, r.do = true, do
+	if err := d.finish(r); err != nil {
+		return err
+	}
+	err := r.err
+	d.spare.Put(r)
+	return err
 }
 
 // Mkdir implements System.
 func (d *Deadline) Mkdir(path string, mode uint32) error {
-	return d.only("creation", location{dir: path, path: path}, func() error { return d.under.Mkdir(path, mode) })
+	return d.only("creation", location{dir: path, path: path, fd: -1}, func() error { return d.under.Mkdir(path, mode) })
 }
 
 // Openat implements System. What a call opens that was given up is closed again; a file that it made
@@ -336,24 +475,34 @@ func (d *Deadline) Openat(dirfd int, name string, flags int, mode uint32) (int, 
 	if flags&(unix.O_PATH|unix.O_DIRECTORY) != 0 {
 		l.dir = l.path
 	}
-	fd, err := makeCall(d, waiting{call: "opening", path: l.path}, l.dir,
+	fd, err := value(d, "opening", l,
 		func() (int, error) { return d.under.Openat(dirfd, name, flags, mode) },
 		func(fd int) { _ = d.under.Close(fd) })
 	if err != nil {
 		return -1, err
 	}
+	l.fd = fd
 	d.mu.Lock()
 	d.files[fd] = l
 	d.mu.Unlock()
 	return fd, nil
 }
 
-// Close implements System. It never refuses: where calls hang it does not wait.
+// Close implements System. It never refuses: in a directory where calls hang it does not wait, and
+// a descriptor that such a call was given is closed after it.
 func (d *Deadline) Close(fd int) error {
 	l := d.at(fd)
 	d.mu.Lock()
 	delete(d.files, fd) // the number is free as soon as the kernel has begun
+	used := d.uses(fd)
+	if used {
+		d.closing[fd] = true
+	}
 	d.mu.Unlock()
+	if used {
+		return nil
+	}
+	l.fd = -1
 	closing := func() error { return d.under.Close(fd) }
 	err := d.only("closing", l, closing)
 	var hang *HangError
@@ -365,28 +514,28 @@ func (d *Deadline) Close(fd int) error {
 
 // Fstat implements System.
 func (d *Deadline) Fstat(fd int, st *unix.Stat_t) error {
-	return fill(d, "look-up", d.at(fd), st, func(st *unix.Stat_t) error { return d.under.Fstat(fd, st) })
+	return fill(d, d.at(fd), st, func(st *unix.Stat_t) error { return d.under.Fstat(fd, st) })
 }
 
 // Fstatat implements System.
 func (d *Deadline) Fstatat(dirfd int, name string, st *unix.Stat_t) error {
-	return fill(d, "look-up", d.in(dirfd, name), st, func(st *unix.Stat_t) error { return d.under.Fstatat(dirfd, name, st) })
+	return fill(d, d.in(dirfd, name), st, func(st *unix.Stat_t) error { return d.under.Fstatat(dirfd, name, st) })
 }
 
 // Fstatfs implements System.
 func (d *Deadline) Fstatfs(fd int, st *unix.Statfs_t) error {
-	return fill(d, "look-up", d.at(fd), st, func(st *unix.Statfs_t) error { return d.under.Fstatfs(fd, st) })
+	return fill(d, d.at(fd), st, func(st *unix.Statfs_t) error { return d.under.Fstatfs(fd, st) })
 }
 
 // StatxAlign implements System.
 func (d *Deadline) StatxAlign(fd int, st *unix.Statx_t) error {
-	return fill(d, "look-up", d.at(fd), st, func(st *unix.Statx_t) error { return d.under.StatxAlign(fd, st) })
+	return fill(d, d.at(fd), st, func(st *unix.Statx_t) error { return d.under.StatxAlign(fd, st) })
 }
 
 // Names implements System.
 func (d *Deadline) Names(dirfd int) ([]string, error) {
 	l := d.at(dirfd)
-	return makeCall(d, waiting{call: "listing", path: l.path}, l.dir, func() ([]string, error) { return d.under.Names(dirfd) }, nil)
+	return value(d, "listing", l, func() ([]string, error) { return d.under.Names(dirfd) }, nil)
 }
 
 // Unlinkat implements System.
@@ -421,12 +570,18 @@ func (d *Deadline) Ftruncate(fd int, size int64) error {
 
 // Pread implements System.
 func (d *Deadline) Pread(fd int, p []byte, off int64) (int, error) {
-	return d.transfer("read", fd, cap(p), func() (int, error) { return d.under.Pread(fd, p, off) })
+	if d.limit <= 0 {
+		return d.under.Pread(fd, p, off)
+	}
+	return d.transfer("read", false, fd, p, off)
 }
 
 // Pwrite implements System.
 func (d *Deadline) Pwrite(fd int, p []byte, off int64) (int, error) {
-	return d.transfer("write", fd, cap(p), func() (int, error) { return d.under.Pwrite(fd, p, off) })
+	if d.limit <= 0 {
+		return d.under.Pwrite(fd, p, off)
+	}
+	return d.transfer("write", true, fd, p, off)
 }
 
 // SetFlags implements System. It asks no disk.
@@ -434,8 +589,7 @@ func (d *Deadline) SetFlags(fd, flags int) error { return d.under.SetFlags(fd, f
 
 // SyncRange implements System.
 func (d *Deadline) SyncRange(fd int, off, n int64) error {
-	_, err := d.transfer("write-back", fd, 0, func() (int, error) { return 0, d.under.SyncRange(fd, off, n) })
-	return err
+	return d.writeBack(fd, func() error { return d.under.SyncRange(fd, off, n) })
 }
 
 // DropCache implements System.
@@ -445,8 +599,7 @@ func (d *Deadline) DropCache(fd int, off, n int64) error {
 
 // Fsync implements System.
 func (d *Deadline) Fsync(fd int) error {
-	_, err := d.transfer("write-back", fd, 0, func() (int, error) { return 0, d.under.Fsync(fd) })
-	return err
+	return d.writeBack(fd, func() error { return d.under.Fsync(fd) })
 }
 
 // Lock implements System.

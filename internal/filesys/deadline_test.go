@@ -182,6 +182,32 @@ func awaitClosed(t *testing.T, path string) {
 	}
 }
 
+// Its number would become that of another file, which the call would then write to.
+func TestADescriptorOfACallThatHangsIsClosedAfterIt(t *testing.T) {
+	d := newMount(t, limit)
+	fd := d.must(d.Openat(d.dirfd, "b", unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600))
+	d.set("pwrite:1:hang")
+	_, err := d.Pwrite(fd, []byte("late"), 0)
+	if !errors.Is(err, ErrHang) {
+		t.Fatal(err)
+	}
+	if err := d.Close(fd); err != nil {
+		t.Error(err)
+	}
+	d.Retry()
+	if other := d.must(d.Openat(d.dirfd, "c", unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)); other == fd {
+		t.Error("the number is in use again")
+	} else if err := d.Close(other); err != nil {
+		t.Error(err)
+	}
+	d.set("")
+	<-InUse(err)
+	awaitClosed(t, filepath.Join(d.dir, "b"))
+	if got, err := os.ReadFile(filepath.Join(d.dir, "b")); err != nil || string(got) != "late" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
 func TestWhatIsOpenedTooLateIsClosed(t *testing.T) {
 	d := newMount(t, limit)
 	d.set("open:1:hang")

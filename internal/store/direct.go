@@ -27,9 +27,9 @@ func (s *Store) prove(f *diskFile, fd int) error {
 	return nil
 }
 
-func (s *Store) tryDirect(f *diskFile, fd int) error {
+func (s *Store) tryDirect(f *diskFile, fd int) (err error) {
 	var align unix.Statx_t
-	err := filesys.Retry(func() error { return s.sys.StatxAlign(fd, &align) })
+	err = filesys.Retry(func() error { return s.sys.StatxAlign(fd, &align) })
 	if err == nil && align.Mask&unix.STATX_DIOALIGN != 0 {
 		for _, a := range []uint32{align.Dio_mem_align, align.Dio_offset_align} {
 			if a == 0 || ioAlign%a != 0 {
@@ -40,7 +40,7 @@ func (s *Store) tryDirect(f *diskFile, fd int) error {
 	}
 	pages, err := unix.Mmap(-1, 0, 2*ioAlign, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err == nil {
-		defer func() { _ = unix.Munmap(pages) }()
+		defer func() { filesys.Free(err, func() { _ = unix.Munmap(pages) }) }()
 		err = unix.Madvise(pages, unix.MADV_DONTFORK) // direct I/O on memory shared with a forked child goes astray
 	}
 	if err != nil {

@@ -187,10 +187,7 @@ func (s *Store) find(path string) (d *directory, fresh bool, err error) {
 	}
 	// Not seen yet, or removed and made again since. The former one lives on as long as a
 	// backing refers to it.
-	if s.rates[path] == nil {
-		s.rates[path] = &rate{}
-	}
-	d = &directory{path: path, fd: fd, dev: st.Dev, ino: st.Ino, rate: s.rates[path], refs: 1}
+	d = &directory{path: path, fd: fd, dev: st.Dev, ino: st.Ino, rate: s.rates.of(path), refs: 1}
 	d.refused = func(call string, err error) {
 		s.buffered.Store(true)
 		s.warn(path, "direct", "%s: no direct I/O here (%s with O_DIRECT: %v); going on through the page cache, emptying it as it goes", path, call, err)
@@ -223,8 +220,11 @@ func (s *Store) leave(d *directory) {
 	if s.dirs[d.path] == d {
 		delete(s.dirs, d.path)
 	}
-	// Not through s.sys: like the close itself, this has no failure that a caller could act on.
-	if ours, err := d.owns(filesys.Kernel{}, d.fd); ours || err != nil {
+	// Not through s.sys: like the close itself, this has no failure that a caller could act on. It
+	// asks no disk, so that nobody waits for one with the lock held.
+	var st unix.Statx_t
+	err := unix.Statx(d.fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &st)
+	if err == nil && unix.Mkdev(st.Dev_major, st.Dev_minor) == d.dev && st.Ino == d.ino {
 		_ = s.sys.Close(d.fd)
 	}
 }

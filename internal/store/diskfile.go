@@ -18,6 +18,7 @@ type diskFile struct {
 	name     string
 	size     int64  // guarded by mu of its backing
 	made     bool   // there may be a file; set by openNew
+	making   error  // of the call that was to make it, and may still do so: it hangs
 	dev, ino uint64 // 0: not known yet
 
 	opening sync.Mutex // one goroutine opens the file, the others wait for the descriptor
@@ -101,7 +102,10 @@ func (s *Store) openNew(f *diskFile) (fd int, direct bool, err error) {
 			break
 		}
 	}
-	f.made = f.made || err == nil
+	if filesys.InUse(err) != nil {
+		f.making = err
+	}
+	f.made = f.made || err == nil || f.making != nil
 	if err != nil && !noRoom(err) {
 		return -1, false, fmt.Errorf("%w: %w", ErrIO, err)
 	}
@@ -184,6 +188,9 @@ func (s *Store) present(f *diskFile) (bool, error) {
 // discard closes the file and removes it if its name still is the file. On an error the file
 // may still be there, and discard can be called again.
 func (s *Store) discard(f *diskFile) error {
+	if hangs(f.making) {
+		return f.making
+	}
 	if s.options.Discard && f.ino != 0 {
 		s.giveBack(f)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -29,11 +30,30 @@ type DirUsage struct {
 	WriteBusy, ReadBusy   time.Duration // summed over transfers, which may overlap
 }
 
-// dirUsage lists the directories used so far, by path.
-func (s *Store) dirUsage() (list []DirUsage) {
-	s.dirMu.Lock()
-	defer s.dirMu.Unlock()
-	for dir, r := range s.rates {
+// rates are those of all directories used so far.
+type rates struct {
+	mu     sync.Mutex       // guards byPath; held over no call, so that readers never wait for a disk
+	byPath map[string]*rate // absolute
+}
+
+// of is the rate of a directory.
+func (r *rates) of(path string) *rate {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.byPath == nil {
+		r.byPath = map[string]*rate{}
+	}
+	if r.byPath[path] == nil {
+		r.byPath[path] = &rate{}
+	}
+	return r.byPath[path]
+}
+
+// usage lists them by path.
+func (r *rates) usage() (list []DirUsage) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for dir, r := range r.byPath {
 		list = append(list, DirUsage{
 			Dir:        dir,
 			WriteBytes: uint64(r.write.bytes.Load()), WriteBusy: time.Duration(r.write.busy.Load()),

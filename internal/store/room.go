@@ -333,6 +333,7 @@ func (b *backing) clean() error {
 	kept := b.litter[:0]
 	for _, f := range b.litter {
 		if err := b.store.discard(f); err != nil {
+			b.store.litter.Store(true)
 			errs = append(errs, err)
 			kept = append(kept, f)
 			continue

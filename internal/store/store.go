@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/ebb-offload/ebb/internal/filesys"
 )
@@ -55,6 +56,9 @@ type Options struct {
 	Discard bool
 	// System makes the file calls; nil: the kernel.
 	System filesys.System
+	// Timeout is how long a disk may give no answer before the calls that wait for it fail with
+	// filesys.ErrHang; 0: for ever. See hang.go.
+	Timeout time.Duration
 	// MaxOpen is the number of files open at one time; 0: 64.
 	MaxOpen int
 	// Warn, if not nil, takes one line without a newline, once per directory and kind. It is
@@ -65,13 +69,15 @@ type Options struct {
 // Store makes backings. All methods may be called from any goroutine.
 type Store struct {
 	options  Options
-	sys      filesys.System
+	deadline *filesys.Deadline // of Options.System
+	sys      filesys.System    // deadline
 	fds      *fdCache
 	named    atomic.Uint64 // names asked for
 	dealt    atomic.Uint64 // blocks dealt to directories
 	bytes    atomic.Int64  // of all files
 	files    atomic.Int64
 	buffered atomic.Bool // some directory refused direct I/O
+	litter   atomic.Bool // some file could not be removed
 
 	mu       sync.Mutex // guards the fields below
 	closed   bool
@@ -81,9 +87,9 @@ type Store struct {
 	setting  []string        // the last setting of several directories
 	members  []string        // what came of it
 
-	dirMu sync.Mutex            // guards the maps and the reference counts; held over opening a directory
+	dirMu sync.Mutex            // guards the map and the reference counts; held over opening a directory
 	dirs  map[string]*directory // by absolute path
-	rates map[string]*rate      // by absolute path, of all directories used so far
+	rates rates
 }
 
 // New makes a store. It takes no memory and touches no file yet.
@@ -94,15 +100,18 @@ func New(o Options) *Store {
 	if o.MaxOpen <= 0 {
 		o.MaxOpen = 64
 	}
-	return &Store{
+	sys := filesys.NewDeadline(o.System, o.Timeout)
+	s := &Store{
 		options:  o,
-		sys:      o.System,
-		fds:      newFDCache(o.System, o.MaxOpen),
+		deadline: sys,
+		sys:      sys,
+		fds:      newFDCache(sys, o.MaxOpen),
 		backings: map[*backing]struct{}{},
 		warned:   map[string]bool{},
 		dirs:     map[string]*directory{},
-		rates:    map[string]*rate{},
 	}
+	sys.OnAnswer(s.sweep)
+	return s
 }
 
 // Open returns a new, empty backing for an allocation of size bytes. It takes no room yet. id is
@@ -129,7 +138,10 @@ func (s *Store) Open(id, size uint64) (Backing, error) {
 // the end of each operation, so that between operations no forked child inherits them (a
 // removed file would keep its room as long as the child lives), and that a descriptor which the
 // program closed and used for a file of its own is never taken for ours. Host memory is kept.
-func (s *Store) Rest() { s.fds.rest() }
+func (s *Store) Rest() {
+	s.fds.rest()
+	s.deadline.Rest()
+}
 
 // Usage is what all open backings take now, and what the directories did so far.
 type Usage struct {
@@ -138,11 +150,12 @@ type Usage struct {
 	Files     int
 	Buffered  bool // some directory refused direct I/O
 	Dirs      []DirUsage
+	Hung      []filesys.Hung // calls that hang, the oldest first
 }
 
 // Usage counts.
 func (s *Store) Usage() Usage {
-	u := Usage{DiskBytes: uint64(s.bytes.Load()), Files: int(s.files.Load()), Buffered: s.buffered.Load(), Dirs: s.dirUsage()}
+	u := Usage{DiskBytes: uint64(s.bytes.Load()), Files: int(s.files.Load()), Buffered: s.buffered.Load(), Dirs: s.rates.usage(), Hung: s.deadline.Hung()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	u.HostBytes = s.host
