@@ -1,8 +1,10 @@
 /* The gate of every call: counts, injected faults, and the refusals all calls share. */
 #include "internal.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* What can be counted and made to fail: driver calls, runtime calls, executed operations; in this order. */
 static const char *const names[] = {
@@ -30,6 +32,7 @@ struct fault {
 	uint64_t from, to; /* occurrences, counted from 1 */
 	uint64_t seen;
 	CUresult error;
+	int signal; /* in place of an error; 0: none */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -51,16 +54,24 @@ static bool known_call(const char *spec)
 	return false;
 }
 
-static bool parse_error(const char *s, CUresult *error)
+static int signal_by_name(const char *s)
+{
+	return !strcmp(s, "SIGSTOP") ? SIGSTOP : !strcmp(s, "SIGKILL") ? SIGKILL : !strcmp(s, "SIGTERM") ? SIGTERM : 0;
+}
+
+static bool parse_error(const char *s, struct fault *f)
 {
 	char *end;
 	long n = strtol(s, &end, 10);
 	if (end != s && *end == 0) {
-		*error = n;
+		f->error = n;
 		return n > 0 && n < 1000;
 	}
-	*error = sg_error_by_name(s);
-	return *error > 0 && *error <= CUDA_ERROR_UNKNOWN;
+	f->signal = signal_by_name(s);
+	if (f->signal)
+		return true;
+	f->error = sg_error_by_name(s);
+	return f->error > 0 && f->error <= CUDA_ERROR_UNKNOWN;
 }
 
 static bool parse_occurrence(const char *s, struct fault *f)
@@ -90,7 +101,7 @@ static bool parse_one(char *text, struct fault *f)
 	if (!call || !occ || !err || strlen(call) >= sizeof f->call || !known_call(call))
 		return false;
 	strcpy(f->call, call);
-	return parse_occurrence(occ, f) && parse_error(err, &f->error);
+	return parse_occurrence(occ, f) && parse_error(err, f);
 }
 
 /* Needs lock. */
@@ -148,10 +159,21 @@ static void load_environment(void)
 	pthread_mutex_unlock(&lock);
 }
 
+/* To this thread, so that what cannot be blocked takes effect here; but others to the process, since the
+ * thread may block them. */
+static void send_signal(int signal)
+{
+	if (signal == SIGTERM)
+		kill(getpid(), signal);
+	else
+		raise(signal);
+}
+
 static CUresult apply(int id)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	CUresult error = CUDA_SUCCESS;
+	int signal = 0;
 	pthread_once(&once, load_environment);
 	atomic_fetch_add_explicit(&counts[id], 1, memory_order_relaxed);
 	if (!atomic_load(&active))
@@ -162,10 +184,14 @@ static CUresult apply(int id)
 		if (!names_call(f->call, id))
 			continue;
 		f->seen++;
-		if (!error && f->seen >= f->from && f->seen <= f->to)
+		if (!error && !signal && f->seen >= f->from && f->seen <= f->to) {
 			error = f->error;
+			signal = f->signal;
+		}
 	}
 	pthread_mutex_unlock(&lock);
+	if (signal)
+		send_signal(signal);
 	return error;
 }
 

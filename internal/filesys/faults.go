@@ -1,6 +1,7 @@
 package filesys
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -112,8 +113,25 @@ func (f *Faults) step(c call) effect {
 		}
 		f.hung--
 		return effect{}
+	case raise:
+		f.mu.Unlock()
+		send(found.signal)
+		f.mu.Lock()
+		return effect{}
 	}
 	return found
+}
+
+// send sends this process a signal. To the calling thread, so that what cannot be blocked takes effect
+// here; but others to the process, since threads of Go in a foreign program block them.
+func send(sig unix.Signal) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if sig == unix.SIGSTOP || sig == unix.SIGKILL {
+		_ = unix.Tgkill(unix.Getpid(), unix.Gettid(), sig) // of this very thread: it cannot fail
+		return
+	}
+	_ = unix.Kill(unix.Getpid(), sig)
 }
 
 // fails is step for calls that can only fail.

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -244,6 +246,25 @@ func TestACallHangsUntilTheFaultsAreReplaced(t *testing.T) {
 	}
 }
 
+func TestTheProcessGetsASignalAndTheCallIsMade(t *testing.T) {
+	got := make(chan os.Signal, 2)
+	signal.Notify(got, unix.SIGUSR1)
+	defer signal.Stop(got)
+	d := newDisk(t, 0)
+	d.set("pwrite:2:SIGUSR1")
+	for off := range int64(3) {
+		if n, err := d.Pwrite(d.fd, []byte{'a' + byte(off)}, off); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	if sig := <-got; sig != unix.SIGUSR1 || len(got) > 0 || d.Hits() != 1 {
+		t.Errorf("got %v and %d more, %d calls met the fault", sig, len(got), d.Hits())
+	}
+	if text, err := os.ReadFile(d.path); string(text) != "abc" {
+		t.Errorf("the file holds %q (%v)", text, err)
+	}
+}
+
 func TestADelayIsAtLeastAsLongAsItSays(t *testing.T) {
 	d := newDisk(t, 0)
 	d.set("fsync:1:delay=20ms")
@@ -262,7 +283,7 @@ func TestWhatIsNoFaultIsRefused(t *testing.T) {
 		"pwrite", "pwrite:1", "pwrite:1:EIO:1", ",", "pwrite:1:EIO,", "write:1:EIO", "pwrite:0:EIO", "pwrite:-1:EIO", "pwrite:x:EIO",
 		"pwrite:/2+:EIO", "pwrite::EIO", "pwrite:1:", "pwrite:1:EFOO", "pwrite:1:5", "pwrite:1:delay", "pwrite:1:delay=-1s", "pwrite:1:delay=1",
 		"pwrite:1:short=", "pwrite:1:short=-1", "fsync:1:short", "fsync:1:flip", "any:1:torn", "fsync:1:nodirect", "open:1:align=4096", "pwrite:1:align=0",
-		"pwrite:1:align", "pwrite:1:nodirect=EFOO", "pwrite:1:hang=1", "pwrite:1:flip=1",
+		"pwrite:1:align", "pwrite:1:nodirect=EFOO", "pwrite:1:hang=1", "pwrite:1:SIGFOO", "pwrite:1:flip=1",
 	} {
 		if err := f.Set(spec); err == nil {
 			t.Errorf("%q was taken", spec)

@@ -65,6 +65,7 @@ const (
 	torn          // only the first half is moved, and all is reported
 	noDirect      // O_DIRECT is refused
 	align         // direct I/O works in larger units than usual
+	raise         // the process gets a signal first
 )
 
 // effect is what befalls one call.
@@ -75,6 +76,7 @@ type effect struct {
 	n       int   // bytes
 	given   bool  // n was
 	refusal error // of noDirect and align
+	signal  unix.Signal
 }
 
 // rule is one fault: what befalls which occurrences of a call, counted from 1.
@@ -103,6 +105,7 @@ const forever = 1<<63 - 1
 //	EIO, ENOSPC, EINTR …   the call is not made and reports this error
 //	delay=200ms            the call is made that much later
 //	hang                   the call is not made until the faults are replaced
+//	SIGSTOP, SIGKILL …     the process gets this signal, then the call is made
 //	short, short=BYTES     pread, pwrite: half of the bytes, or so many, are moved, and told
 //	flip                   pread, pwrite: one bit changes, silently
 //	torn                   pread, pwrite: the first half arrives, but all is told
@@ -226,6 +229,10 @@ func parseEffect(c call, text string) (e effect, err error) {
 	case "torn":
 		return e, only(torn, pread, pwrite)
 	}
+	if e.signal = unix.SignalNum(text); e.signal != 0 {
+		e.kind = raise
+		return e, nil
+	}
 	e.kind = fail
 	e.err, err = parseErrno(text)
 	return e, err
@@ -249,5 +256,5 @@ func parseErrno(name string) (error, error) {
 			return n, nil
 		}
 	}
-	return nil, fmt.Errorf("no fault %q: the name of an error, delay=TIME, hang, short, flip, torn, nodirect or align=BYTES", name)
+	return nil, fmt.Errorf("no fault %q: the name of an error or signal, delay=TIME, hang, short, flip, torn, nodirect or align=BYTES", name)
 }

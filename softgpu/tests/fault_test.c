@@ -106,3 +106,20 @@ TEST(calls_are_counted)
 	CHECK(softgpu_call_count("cuMemAlloc") == 1 && softgpu_call_count("cuMemAlloc_v2") == 1);
 	CHECK(softgpu_call_count("cuNoSuchCall") == -1);
 }
+
+TEST(a_call_stops_the_process_and_is_made_when_it_goes_on)
+{
+	pid_t child = fork();
+	if (!child) {
+		CUmemGenericAllocationHandle h;
+		start_gpu();
+		CHECK(softgpu_set_fault("cuMemCreate:2:SIGSTOP") == 0);
+		OK(try_create(&h));
+		OK(try_create(&h));
+		_exit(7);
+	}
+	int status;
+	CHECK(waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP);
+	kill(child, SIGCONT);
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+}
