@@ -30,6 +30,7 @@ typedef struct ebb_engine_config {
 	const char *disk_dirs; /* EBB_DISK_DIRS: "a:b:c", of which the first is settings.disk_dir; null: only that one */
 	const char *leases;    /* EBB_DISK_LEASES: their lease files "x:y:z", of which the first is lease; null: only that */
 	uint64_t disk_quota;   /* EBB_DISK_QUOTA_BYTES: room that all ranks together take in each disk directory; 0: no limit */
+	double io_timeout_s;   /* EBB_IO_TIMEOUT: seconds that a disk may give no answer; 0: for ever */
 	const char *file_faults; /* EBB_FAULT_FILES: file calls that are to fail, for tests; null: none */
 } ebb_engine_config;
 

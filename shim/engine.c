@@ -246,6 +246,7 @@ static bool start(const char *path)
 		.disk_dirs = settings_env("EBB_DISK_DIRS"),
 		.leases = settings_env("EBB_DISK_LEASES"),
 		.disk_quota = settings()->disk_quota,
+		.io_timeout_s = settings()->io_timeout_s,
 		.file_faults = settings_env("EBB_FAULT_FILES"),
 	};
 	int code = engine.start(&config);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define DEFAULT_CHUNK_MB 256
+#define DEFAULT_IO_TIMEOUT_S 120
 #define MAX_CHUNK_MB (1 << 20) /* 1 TiB */
 #define MAX_HOST_MB (1 << 30)  /* 1 PiB */
 #define MAX_RANKS 4096
@@ -115,17 +116,17 @@ static int32_t env_local_ranks(void)
 	return *end == '\0' && ranks >= 1 && ranks <= MAX_RANKS ? (int32_t)ranks : 0;
 }
 
-static double env_seconds(const char *name)
+static double env_seconds(const char *name, double otherwise)
 {
 	const char *value = settings_env(name);
 	char *end;
 
 	if (value == NULL)
-		return 0;
+		return otherwise;
 	double seconds = strtod(value, &end);
 	if (*end != '\0' || !isfinite(seconds) || seconds < 0) {
 		log_line("%s=%s is ignored: not a number of seconds", name, value);
-		return 0;
+		return otherwise;
 	}
 	return seconds;
 }
@@ -170,7 +171,8 @@ static void read_environment(void)
 	from_env.host_arena = env_bool("EBB_HOST_ARENA");
 	from_env.local_ranks = env_local_ranks();
 	from_env.disk_quota = env_bytes("EBB_DISK_QUOTA_BYTES");
-	from_env.resume_wait_s = env_seconds("EBB_RESUME_WAIT");
+	from_env.resume_wait_s = env_seconds("EBB_RESUME_WAIT", 0);
+	from_env.io_timeout_s = env_seconds("EBB_IO_TIMEOUT", DEFAULT_IO_TIMEOUT_S);
 	retain_cpu_backup = env_bool("TMS_RETAIN_CPU_BACKUP");
 	margin_bytes = env_bytes("EBB_TRAIN_MEMORY_MARGIN_BYTES"); /* ebb's launcher sets it */
 

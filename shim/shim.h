@@ -46,6 +46,7 @@ struct settings {
 	int32_t local_ranks; /* 0: not known */
 	uint64_t disk_quota; /* 0: none */
 	double resume_wait_s;
+	double io_timeout_s; /* that a disk may give no answer; 0: for ever */
 };
 
 const struct settings *settings(void);

@@ -46,6 +46,7 @@ func configOf(c *C.ebb_engine_config) (engine.Config, error) {
 		DiskDirs:   pathsOf(c.disk_dirs),
 		MoreLeases: pathsOf(c.leases),
 		DiskQuota:  uint64(c.disk_quota),
+		IOTimeout:  duration(float64(c.io_timeout_s)),
 		FileFaults: C.GoString(c.file_faults),
 	}
 	if len(config.MoreLeases) > 0 {

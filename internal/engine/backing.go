@@ -39,6 +39,15 @@ func (b *backings) open(a *alloc.Allocation) (backing store.Backing, fresh bool,
 	return backing, fresh, nil
 }
 
+// begin begins an operation: disks that gave no answer in the one before are tried again. The
+// function that it returns ends the operation.
+func (b *backings) begin() (end func()) {
+	for _, s := range b.stores() {
+		s.Retry()
+	}
+	return b.rest
+}
+
 // rest closes what the stores keep open during an operation.
 func (b *backings) rest() {
 	for _, s := range b.stores() {

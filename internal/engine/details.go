@@ -6,6 +6,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/hostmem"
 	"github.com/ebb-offload/ebb/internal/store"
 )
@@ -41,6 +42,7 @@ func Details(err error) []byte {
 	var host *hostmem.ShortError
 	var corrupt *CorruptError
 	var written *WrittenError
+	var hang *filesys.HangError
 	switch {
 	case errors.As(err, &memory):
 		d.Device, d.Need, d.Free, d.Holders = &memory.Device, &memory.Need, &memory.Free, memory.Holders
@@ -51,6 +53,8 @@ func Details(err error) []byte {
 		d.Where = corrupt.Where
 	case errors.As(err, &written):
 		d.about(written.Allocation, written.Offset, written.Bytes)
+	case errors.As(err, &hang):
+		d.Where = "file " + hang.Path
 	case errors.As(err, &host):
 		d.Need, d.Free = &host.Need, &host.Left
 	}

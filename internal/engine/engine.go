@@ -61,14 +61,15 @@ type Config struct {
 	Identity   string // "role=actor cell=0 rank=3"; prefix of log lines
 	Discard    bool   // give the blocks of backup files back before the files are removed
 
-	HostBytes  uint64   // host memory that disk backups take before files
-	HostAuto   bool     // instead, the engine chooses, by what node and cgroup leave
-	LocalRanks int      // processes that share the node's memory; 0: not known
-	HostArena  bool     // CPU backups lie in host memory that is kept between pauses
-	DiskDirs   []string // all disk directories, of which the first is Settings.DiskDir; nil: only that one
-	MoreLeases []string // further lease files to hold
-	DiskQuota  uint64   // bytes that the files of all ranks take in each disk directory; 0: no limit
-	FileFaults string   // file calls that are to fail, in the language of package filesys; "": none
+	HostBytes  uint64        // host memory that disk backups take before files
+	HostAuto   bool          // instead, the engine chooses, by what node and cgroup leave
+	LocalRanks int           // processes that share the node's memory; 0: not known
+	HostArena  bool          // CPU backups lie in host memory that is kept between pauses
+	DiskDirs   []string      // all disk directories, of which the first is Settings.DiskDir; nil: only that one
+	MoreLeases []string      // further lease files to hold
+	DiskQuota  uint64        // bytes that the files of all ranks take in each disk directory; 0: no limit
+	IOTimeout  time.Duration // that a disk may give no answer; 0: for ever
+	FileFaults string        // file calls that are to fail, in the language of package filesys; "": none
 }
 
 // Engine manages the GPU memory of this process.
@@ -135,19 +136,6 @@ func Start(c Config) (*Engine, error) {
 	}
 	e.makeStores(self)
 	return e, nil
-}
-
-// Shutdown removes the backup files of this process and gives up its lease. It touches no
-// device: at process exit the driver may be gone. Further pauses fail.
-func (e *Engine) Shutdown() {
-	if err := e.backings.files.Close(); err != nil {
-		e.log.Printf("remove backup files: %v", err)
-	}
-	for _, l := range e.leases {
-		if err := l.Release(); err != nil {
-			e.log.Printf("release lease: %v", err)
-		}
-	}
 }
 
 // makeFaults has file calls fail as the configuration says. Like other settings, one that cannot be
@@ -305,7 +293,7 @@ func (e *Engine) makeStores(self rankdir.Owner) {
 	b.files = store.New(store.Options{
 		BlockBytes: e.block, Name: fileNames(self), Dirs: e.dirs,
 		Alloc: e.allocArena, Direct: true, HostBudget: e.hostBudget,
-		NoFollowDir: e.config.Lease != "", Discard: e.config.Discard, System: e.sys,
+		NoFollowDir: e.config.Lease != "", Discard: e.config.Discard, System: e.sys, Timeout: e.config.IOTimeout,
 		Warn: func(line string) { e.log.Print(line) },
 	})
 	if e.config.HostArena {

@@ -7,6 +7,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/device/cuda"
+	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/hostmem"
 	"github.com/ebb-offload/ebb/internal/store"
 )
@@ -121,6 +122,7 @@ func Code(err error) int {
 		{ErrCapture, CodeCapture},
 		{ErrUnmanaged, CodeUnmanaged},
 		{ErrTimeout, CodeTimeout},
+		{filesys.ErrHang, CodeTimeout}, // nothing is broken: it can be tried again
 		{ErrWritten, CodeWritten},
 		{ErrCorrupt, CodeCorrupt},
 		{ErrDeviceFault, CodeDeviceFault},

@@ -115,7 +115,7 @@ func (e *Engine) Free(base mem.Addr, captureActive bool) error {
 		err = errors.Join(err, ignoreDeinitialized(e.drv.AddressFree(a.Base, a.Reserved)))
 	}
 	if e2 := e.backings.release(a); e2 != nil {
-		e.log.Print(e2) // the memory is freed; the store removes the rest when it is closed
+		e.tellLeft(e2) // the memory is freed; the store removes the rest when it is closed
 	}
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/fingerprint"
 	"github.com/ebb-offload/ebb/internal/pipeline"
 	"github.com/ebb-offload/ebb/internal/plan"
@@ -40,7 +41,7 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 		e.leave(&res, tags, s)
 		return res, nil
 	}
-	defer e.backings.rest()
+	defer e.backings.begin()()
 	defer e.watchDisks()()
 	t, err := e.save(set, s)
 	if err != nil {
@@ -247,10 +248,14 @@ func (e *Engine) openBackings(set []*alloc.Allocation) (held []store.Backing, fr
 // of the set, so that the next pause makes them anew, perhaps on another disk. The memory is
 // active and loses nothing.
 func (e *Engine) giveUp(err error, fresh, set []*alloc.Allocation) error {
-	if errors.Is(err, store.ErrIO) || errors.Is(err, store.ErrLost) {
+	if errors.Is(err, store.ErrIO) || errors.Is(err, store.ErrLost) || errors.Is(err, filesys.ErrHang) {
 		fresh = set
 	}
-	return errors.Join(err, e.releaseBackings(fresh))
+	left := e.releaseBackings(fresh)
+	if errors.Is(err, filesys.ErrHang) && errors.Is(left, filesys.ErrHang) {
+		left = nil // the disk still hangs: what is left there is removed when it answers
+	}
+	return errors.Join(err, left)
 }
 
 func (e *Engine) releaseBackings(list []*alloc.Allocation) error {

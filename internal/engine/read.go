@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/hostmem"
 	"github.com/ebb-offload/ebb/internal/mem"
 	"github.com/ebb-offload/ebb/internal/pipeline"
@@ -21,7 +22,7 @@ func (e *Engine) Read(addr mem.Addr, p []byte, captureActive bool) error {
 	}
 	e.op.Lock() // no pause or resume changes where the bytes are
 	defer e.op.Unlock()
-	defer e.backings.rest()
+	defer e.backings.begin()()
 	for done := 0; done < len(p); {
 		n, err := e.readPiece(addr+mem.Addr(done), p[done:], captureActive)
 		if err != nil {
@@ -91,12 +92,12 @@ func (e *Engine) readDevice(a *alloc.Allocation, addr mem.Addr, p []byte) error 
 
 // readBacking copies from off of a backing, block by block through one buffer. Only bytes of blocks
 // that are what was saved are given out.
-func (e *Engine) readBacking(a *alloc.Allocation, b store.Backing, off uint64, p []byte) error {
+func (e *Engine) readBacking(a *alloc.Allocation, b store.Backing, off uint64, p []byte) (err error) {
 	buf, free, err := hostmem.Pages(e.block, -1)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = free() }()
+	defer func() { filesys.Free(err, func() { _ = free() }) }()
 	for len(p) > 0 {
 		start := off / e.block * e.block
 		whole := buf[:min(e.block, a.Size-start)]

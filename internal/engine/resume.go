@@ -49,7 +49,7 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Res
 	if err != nil || len(set) == 0 {
 		return res, err
 	}
-	defer e.backings.rest()
+	defer e.backings.begin()()
 	defer e.watchDisks()()
 	created, t, err := e.restore(set)
 	if err != nil {

@@ -31,6 +31,7 @@ type Status struct {
 	Disk          DiskStatus   `json:"disk"`
 	HostBytes     uint64       `json:"host_bytes"`
 	Host          HostStatus   `json:"host"`
+	Quarantined   Quarantine   `json:"quarantined"`
 	Objects       ObjectStatus `json:"objects"`
 	Kept          []alloc.Kept `json:"kept"` // what a pause of everything leaves on the device, by reason
 	Unmanaged     unmanaged    `json:"unmanaged"`
@@ -153,6 +154,7 @@ func (e *Engine) Status(classes []Class) []byte {
 	for _, d := range files.Dirs {
 		s.Disk.Dirs = append(s.Disk.Dirs, DirStatus{Dir: d.Dir, Written: d.WriteBytes, Read: d.ReadBytes})
 	}
+	s.Quarantined = quarantine(files.Hung)
 	s.Host = e.hostStatus()
 	s.HostBytes = s.Host.Bytes
 	e.mu.Lock()

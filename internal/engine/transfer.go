@@ -146,7 +146,7 @@ func (e *Engine) run(t *transfer, d pipeline.Direction, kernel bool) error {
 	}
 	if e.pool == nil {
 		e.pool = pipeline.New(e.drv, pipeline.Options{
-			Workers: e.workers, BlockBytes: e.block, Key: e.hash.key, Mismatch: func(m pipeline.Move) error { return corrupt(m) },
+			Workers: e.workers, BlockBytes: e.block, Key: e.hash.key, Spare: e.spareBlock, Mismatch: func(m pipeline.Move) error { return corrupt(m) },
 		})
 	}
 	if dev, staged := t.staged(); staged {

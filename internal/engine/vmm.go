@@ -377,7 +377,7 @@ func (e *Engine) freeObject(a *alloc.Allocation) {
 func (e *Engine) forget(freed []*alloc.Allocation) {
 	for _, a := range freed {
 		if err := e.backings.release(a); err != nil {
-			e.log.Print(err) // the memory is freed; the store removes the rest when it is closed
+			e.tellLeft(err) // the memory is freed; the store removes the rest when it is closed
 		}
 	}
 	if len(freed) > 0 {

@@ -79,10 +79,10 @@ func Free(err error, free func()) {
 type Deadline struct {
 	under System
 	limit time.Duration
-	spare sync.Pool // of *request
 
 	mu       sync.Mutex // guards the fields below; held over no call
 	free     crew
+	spare    []*request
 	files    map[int]location
 	places   map[string]*place // by directory
 	hung     map[*request]struct{}
@@ -194,7 +194,12 @@ func (d *Deadline) Hung() (list []Hung) {
 
 // request is an empty request for a call at a place.
 func (d *Deadline) request(call string, l location) *request {
-	r, _ := d.spare.Get().(*request)
+	var r *request
+	d.mu.Lock()
+	if last := len(d.spare) - 1; last >= 0 {
+		r, d.spare = d.spare[last], d.spare[:last]
+	}
+	d.mu.Unlock()
 	if r == nil {
 		r = &request{done: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
 	}
@@ -202,12 +207,20 @@ func (d *Deadline) request(call string, l location) *request {
 	return r
 }
 
+// again lets a request be used again.
+func (d *Deadline) again(r *request) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	r.p, r.do, r.late = nil, nil, nil
+	d.spare = append(d.spare, r)
+}
+
 // finish makes a call. An error that is not the call's own says that it was given up, or not begun;
-// otherwise the request is the caller's to read and to put into spare.
+// otherwise the request is the caller's to read, and to give back with again.
 func (d *Deadline) finish(r *request) error {
 	free, err := d.begin(r)
 	if err != nil {
-		d.spare.Put(r)
+		d.again(r)
 		return err
 	}
 	select {
@@ -410,7 +423,7 @@ func value[T any](d *Deadline, name string, l location, do func() (T, error), la
 		return v, err
 	}
 	err = r.err
-	d.spare.Put(r)
+	d.again(r)
 	return got, err
 }
 
@@ -442,8 +455,7 @@ func (d *Deadline) transfer(name string, write bool, fd int, p []byte, off int64
 		return -1, err
 	}
 	n, err := r.n, r.err
-	r.p = nil
-	d.spare.Put(r)
+	d.again(r)
 	return n, err
 }
 
@@ -459,7 +471,7 @@ func (d *Deadline) writeBack(fd int, do func() error) error {
 		return err
 	}
 	err := r.err
-	d.spare.Put(r)
+	d.again(r)
 	return err
 }
 

@@ -66,6 +66,10 @@ type Options struct {
 	BlockBytes uint64 // no move is longer
 	Key        *fingerprint.Key
 
+	// Spare makes a block of staging memory, for a worker whose own is still used by a call that
+	// hangs, and free gives it back. They are called on the worker's thread.
+	Spare func() (memory []byte, free func() error, err error)
+
 	// Mismatch is the error of a block whose bytes are not those that were stored.
 	Mismatch func(Move) error
 }
@@ -164,6 +168,7 @@ func (w *worker) run(started chan<- error, running *sync.WaitGroup) {
 		return
 	}
 	for j := range w.jobs {
+		w.takeBack()
 		j.done <- w.guard(j)
 	}
 	w.destroy()

@@ -23,7 +23,8 @@ type worker struct {
 	drv     device.Driver
 	options *Options
 	jobs    chan job
-	staging [slots][]byte        // nil until use
+	staging [slots]stage
+	lent    []lent               // see quarantine.go
 	hashers [slots]device.Hasher // nil until first needed
 	streams map[int]*[slots]device.Stream
 	current int // device whose context is current on the thread; meaningful when streams is not empty
@@ -35,7 +36,7 @@ func (w *worker) use(st *staging.Staging) {
 		return
 	}
 	for s := range slots {
-		w.staging[s] = st.Block(w.id*slots + s)
+		w.staging[s] = stage{memory: st.Block(w.id*slots + s)}
 	}
 }
 
@@ -130,6 +131,7 @@ func (w *worker) finishCopyOut(j job, b *inflight) error {
 		return nil
 	}
 	if err := b.move.Backing.WriteBlock(b.move.Offset, b.host, entry); err != nil {
+		w.quarantine(b.slot, err)
 		return b.failed("save", err)
 	}
 	return nil
@@ -180,6 +182,7 @@ func (w *worker) beginCopyIn(j job, m *Move, slot int) (*inflight, error) {
 	}
 	if !b.direct {
 		if err := m.Backing.ReadBlock(m.Offset, b.host); err != nil {
+			w.quarantine(slot, err)
 			return nil, b.failed("restore", err)
 		}
 	}
@@ -228,7 +231,10 @@ func (w *worker) place(m *Move, slot int) (*inflight, error) {
 		return nil, b.failed("find host memory for", err)
 	}
 	if b.direct = b.host != nil; !b.direct {
-		b.host = w.staging[slot][:m.Length]
+		if b.host, err = w.memory(slot); err != nil {
+			return nil, b.failed("find staging memory for", err)
+		}
+		b.host = b.host[:m.Length]
 	}
 	return b, nil
 }
@@ -291,4 +297,5 @@ func (w *worker) destroy() {
 			_ = h.Close()
 		}
 	}
+	w.giveUpStaging()
 }

@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/ebb-offload/ebb/internal/fingerprint"
 	"github.com/ebb-offload/ebb/internal/store"
@@ -12,9 +13,10 @@ import (
 // garbage collector of the process that they run in.
 func TestBlockCallsTakeNoMemory(t *testing.T) {
 	for what, o := range map[string]store.Options{
-		"host":  {Alloc: storetest.Alloc, Direct: true},
-		"file":  {Dirs: in(t.TempDir())},
-		"files": {Dirs: in(t.TempDir(), t.TempDir())},
+		"host":                 {Alloc: storetest.Alloc, Direct: true},
+		"file":                 {Dirs: in(t.TempDir())},
+		"files":                {Dirs: in(t.TempDir(), t.TempDir())},
+		"file with a deadline": {Dirs: in(t.TempDir()), Timeout: time.Hour},
 	} {
 		t.Run(what, func(t *testing.T) {
 			o.BlockBytes, o.Name = storetest.Block, name

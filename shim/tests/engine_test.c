@@ -103,6 +103,24 @@ static void no_quota(void)
 	EXPECT(engine_seen()->disk_quota == 0 && engine_seen()->file_faults[0] == '\0');
 }
 
+static void the_default_deadline_of_disks(void)
+{
+	managed_malloc(1);
+	EXPECT(engine_seen()->io_timeout_s == 120);
+}
+
+static void a_deadline_of_disks(void)
+{
+	managed_malloc(1);
+	EXPECT(engine_seen()->io_timeout_s == 2.5);
+}
+
+static void no_deadline_of_disks(void)
+{
+	managed_malloc(1);
+	EXPECT(engine_seen()->io_timeout_s == 0);
+}
+
 static void no_host_memory(void)
 {
 	managed_malloc(1);
@@ -295,6 +313,13 @@ CASES(
 	 .run = no_quota,
 	 .env = {"EBB_DISK_QUOTA_BYTES=5GB"},
 	 .lines = {"ebb: EBB_DISK_QUOTA_BYTES=5GB is ignored: *"}},
+	{.says = "a disk may give no answer for two minutes", .run = the_default_deadline_of_disks},
+	{.says = "another deadline of disks", .run = a_deadline_of_disks, .env = {"EBB_IO_TIMEOUT=2.5"}},
+	{.says = "disks are waited for without end", .run = no_deadline_of_disks, .env = {"EBB_IO_TIMEOUT=0"}},
+	{.says = "a deadline of disks that is no number is named, the default is used",
+	 .run = the_default_deadline_of_disks,
+	 .env = {"EBB_IO_TIMEOUT=-1"},
+	 .lines = {"ebb: EBB_IO_TIMEOUT=-1 is ignored: *"}},
 	{.says = "a number of ranks that is none is not known",
 	 .run = no_host_memory,
 	 .env = {"LOCAL_WORLD_SIZE=some"}},

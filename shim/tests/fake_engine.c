@@ -78,6 +78,7 @@ int ebb_engine_start(const ebb_engine_config *config)
 	fake_engine.lease_given = config->lease != NULL;
 	fake_engine.identity_given = config->identity != NULL;
 	fake_engine.host_bytes = config->host_bytes;
+	fake_engine.io_timeout_s = config->io_timeout_s;
 	fake_engine.host_arena = config->host_arena;
 	fake_engine.local_ranks = config->local_ranks;
 	copy(fake_engine.disk_dirs, sizeof(fake_engine.disk_dirs), config->disk_dirs);

@@ -57,7 +57,7 @@ struct fake_engine {
 	char disk_dir[256];
 	int retain_cpu_backup, capture_active;
 	int64_t unmanaged;
-	double resume_wait_s, request_timeout_s;
+	double resume_wait_s, request_timeout_s, io_timeout_s;
 
 	/* What the last read was given. */
 	const void *read_from;
