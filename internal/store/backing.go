@@ -366,6 +366,7 @@ func (b *backing) Release() error {
 	defer b.mu.Unlock()
 	b.released = true
 	if err := b.giveUp(); err != nil {
+		b.store.litter.Store(true) // to be tried again
 		return fmt.Errorf("release the backup of allocation %d: %w", b.id, err)
 	}
 	b.store.released(b)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +22,11 @@ type diskFile struct {
 	making   error  // of the call that was to make it, and may still do so: it hangs
 	dev, ino uint64 // 0: not known yet
 
+	// What others change of the file since the last Commit shows in its stamp. Of use to Reserve and
+	// Commit, of which one runs at a time.
+	stamp   stamp
+	touched atomic.Bool // by this store, since the stamp was taken
+
 	opening sync.Mutex // one goroutine opens the file, the others wait for the descriptor
 
 	// Guarded by fdCache.mu.
@@ -31,6 +37,14 @@ type diskFile struct {
 	newer   *diskFile // neighbours in fdCache.idle when open without users, else nil
 	older   *diskFile
 }
+
+// stamp is what a file system changes when a file is changed in whatever way.
+type stamp struct {
+	size         int64
+	mtime, ctime unix.Timespec
+}
+
+func stampOf(st *unix.Stat_t) stamp { return stamp{st.Size, st.Mtim, st.Ctim} }
 
 func (f *diskFile) path() string { return f.dir.path + "/" + f.name }
 
@@ -157,6 +171,7 @@ func (s *Store) allocate(f *diskFile, fd int, size int64) error {
 
 // grow takes more room for a file.
 func (s *Store) grow(f *diskFile, size int64) error {
+	f.touched.Store(true)
 	err := s.withFile(f, size-f.size, func(fd int, _ bool) error { return s.allocate(f, fd, size) })
 	if err != nil {
 		return fmt.Errorf("more room in %s: %w", f.path(), err)
@@ -169,9 +184,27 @@ func (s *Store) grow(f *diskFile, size int64) error {
 // present reports whether the file's name still is the file.
 func (s *Store) present(f *diskFile) (bool, error) {
 	var st unix.Stat_t
+	return s.look(f, &st)
+}
+
+// intact reports whether the file is still there and as this store left it, and returns its stamp.
+// A file that was cut, or written to, would only show when its bytes are needed: blocks that it
+// holds already are not written again.
+func (s *Store) intact(f *diskFile) (bool, stamp, error) {
+	var st unix.Stat_t
+	there, err := s.look(f, &st)
+	now := stampOf(&st)
+	if f.stamp != (stamp{}) && !f.touched.Load() {
+		there = there && now == f.stamp
+	}
+	return there && st.Size >= f.size, now, err
+}
+
+// look is present, and fills st.
+func (s *Store) look(f *diskFile, st *unix.Stat_t) (bool, error) {
 	dir, err := f.dir.handle(s.sys)
 	if err == nil {
-		err = filesys.Retry(func() error { return s.sys.Fstatat(dir, f.name, &st) })
+		err = filesys.Retry(func() error { return s.sys.Fstatat(dir, f.name, st) })
 	}
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESTALE), errors.Is(err, ErrLost):
@@ -180,7 +213,7 @@ func (s *Store) present(f *diskFile) (bool, error) {
 		return false, fmt.Errorf("%w: look at %s: %w", ErrIO, f.path(), err)
 	}
 	if f.ino == 0 { // made, but it could not be looked at
-		return isNew(&st), nil
+		return isNew(st), nil
 	}
 	return st.Dev == f.dev && st.Ino == f.ino, nil
 }

@@ -336,6 +336,79 @@ func TestLostFile(t *testing.T) {
 	}
 }
 
+// TestFileChangedBetweenPauses: blocks that the file holds are not written again, so what somebody
+// else did to it must be found before memory is given up for them.
+func TestFileChangedBetweenPauses(t *testing.T) {
+	edit := func(t *testing.T, path string, call func(fd int) error) {
+		t.Helper()
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		// A file system's clock has ticks: go on until the change has another time than our last write.
+		for before := stat(t, path).Ctim; stat(t, path).Ctim == before; {
+			if err := call(int(f.Fd())); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	change := map[string]func(t *testing.T, path string){
+		"cut": func(t *testing.T, path string) {
+			edit(t, path, func(fd int) error { return unix.Ftruncate(fd, storetest.Block) })
+		},
+		"cut and made as long again": func(t *testing.T, path string) {
+			long := stat(t, path).Size
+			edit(t, path, func(fd int) error {
+				return errors.Join(unix.Ftruncate(fd, 0), unix.Ftruncate(fd, long))
+			})
+		},
+		"written to": func(t *testing.T, path string) {
+			edit(t, path, func(fd int) error { _, err := unix.Pwrite(fd, []byte("theirs"), 10); return err })
+		},
+		"a hole made": func(t *testing.T, path string) {
+			edit(t, path, func(fd int) error {
+				return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, storetest.Block)
+			})
+		},
+	}
+	for what, change := range change {
+		t.Run(what, func(t *testing.T) {
+			b := backing(t, files(t, store.Options{Dirs: in(t.TempDir())}), size)
+			storetest.Write(t, b, size, 1)
+			if err := b.Commit(); err != nil {
+				t.Fatal(err)
+			}
+			if err := b.Reserve(); err != nil || b.Block(0).State != store.Stored {
+				t.Fatalf("untouched: %v, block 0 %v, want it stored", err, b.Block(0))
+			}
+			change(t, pathOf(b))
+			if err := b.Commit(); !errors.Is(err, store.ErrLost) {
+				t.Errorf("commit of a pause that wrote nothing: %v, want ErrLost", err)
+			}
+			if b.Block(0).State != store.Absent {
+				t.Errorf("block 0 after it: %v, want it absent", b.Block(0))
+			}
+			storetest.Write(t, b, size, 2)
+			if err := b.Commit(); what != "cut" && err != nil {
+				t.Errorf("commit after all was written again: %v", err)
+			}
+			change(t, pathOf(b))
+			if err := b.Reserve(); err != nil {
+				t.Fatal(err)
+			}
+			if b.Block(0).State != store.Absent {
+				t.Errorf("block 0 in the next pause: %v, want it absent", b.Block(0))
+			}
+			storetest.Write(t, b, size, 3)
+			if err := b.Commit(); err != nil {
+				t.Fatal(err)
+			}
+			storetest.Check(t, b, size, 3)
+		})
+	}
+}
+
 // TestDirectoryRenamed while its files hold bytes: they are found, and removed in the end.
 func TestDirectoryRenamed(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "d")

@@ -58,22 +58,23 @@ func (b *backing) reserve() error {
 	return nil
 }
 
-// findLost drops the files that are gone: launchers empty the directory of a live process.
+// findLost drops the files that are gone (launchers empty the directory of a live process) or that
+// somebody else changed: they hold the only copy of blocks that are not written again.
 func (b *backing) findLost() (lost bool, err error) {
 	for i := range b.members {
 		m := &b.members[i]
 		if m.file == nil {
 			continue
 		}
-		there, err := b.store.present(m.file)
+		intact, _, err := b.store.intact(m.file)
 		if err != nil {
 			return false, err
 		}
-		if there {
+		if intact {
 			continue
 		}
 		if b.blocks.anyStored() {
-			b.store.warn(m.dir, "lost", "%s: the file was removed by someone else; it is made again", m.file.path())
+			b.store.warn(m.dir, "lost", "%s: the file was removed or changed by someone else; it is made again", m.file.path())
 		}
 		b.litter = append(b.litter, m.file)
 		m.file, lost = nil, true

@@ -13,6 +13,7 @@ import (
 
 // write puts p, whole, at off of f.
 func (s *Store) write(f *diskFile, p []byte, off int64) error {
+	f.touched.Store(true)
 	return s.withFile(f, int64(len(p)), func(fd int, direct bool) error {
 		begin := time.Now()
 		err := writeAll(s.sys, fd, p, off, direct)
@@ -53,20 +54,24 @@ func (s *Store) read(f *diskFile, p []byte, off int64) error {
 	})
 }
 
-// settle makes sure that what was written to f stays. Writes through a descriptor succeed
+// settle makes sure that what was written to f stays, and that what was there before still is. Writes through a descriptor succeed
 // although the name is gone; the bytes would be lost as soon as the descriptor is closed to make
 // room for another.
 func (s *Store) settle(f *diskFile) error {
-	there, err := s.present(f)
+	intact, now, err := s.intact(f)
 	switch {
 	case err != nil:
 		return err
-	case !there:
+	case !intact:
 		return ErrLost
 	case f.dir.buffered.Load():
-		return s.flush(f)
+		err = s.flush(f)
 	}
-	return nil
+	if err == nil {
+		f.stamp = now
+		f.touched.Store(false)
+	}
+	return err
 }
 
 // flush waits until what was written through the page cache is on the device.
