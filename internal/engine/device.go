@@ -96,6 +96,35 @@ func (e *Engine) withDevice(dev int, fn func() error) error {
 	return e.withContext(d.primary, fn)
 }
 
+// take is withDevice for a call that takes something. Where it did, but the thread's context could
+// not be put back, undo gives it back: an error means that nothing was taken.
+func (e *Engine) take(dev int, call, undo func() error) error {
+	taken := false
+	err := e.withDevice(dev, func() error {
+		err := call()
+		taken = err == nil
+		return err
+	})
+	if taken && err != nil {
+		err = errors.Join(err, e.giveBack(dev, undo))
+	}
+	return err
+}
+
+// giveBack is withDevice for a call that gives something back. An error means that it did not.
+func (e *Engine) giveBack(dev int, call func() error) error {
+	given := false
+	err := e.withDevice(dev, func() error {
+		err := call()
+		given = err == nil
+		return err
+	})
+	if given {
+		return nil
+	}
+	return err
+}
+
 // freeMemory is the device's free memory in bytes, as the driver says.
 func (e *Engine) freeMemory(dev int) (free uint64, err error) {
 	err = e.withDevice(dev, func() (err error) {

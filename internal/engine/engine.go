@@ -261,13 +261,13 @@ func (e *Engine) ensureStaging(dev int) error {
 		return nil
 	}
 	var st *staging.Staging
-	err := e.withDevice(dev, func() (err error) {
+	err := e.take(dev, func() (err error) {
 		st, err = staging.New(staging.Options{
 			ChunkBytes: e.config.ChunkBytes, Workers: e.workers,
 			NUMANode: e.drv.NUMANode(dev), Register: e.drv.HostRegister, Unregister: e.drv.HostUnregister,
 		})
 		return err
-	})
+	}, func() error { return st.Close() })
 	if err != nil {
 		return fmt.Errorf("make the staging buffer: %w", err)
 	}

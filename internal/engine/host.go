@@ -43,10 +43,10 @@ func (e *Engine) hostArena() (*hostmem.Arena, error) {
 	arena, err := hostmem.New(hostmem.Options{
 		BlockBytes: e.block, PieceBytes: e.pieceBytes(), NUMANode: e.drv.NUMANode(dev),
 		Register: func(p unsafe.Pointer, n uint64) error {
-			return e.withDevice(dev, func() error { return e.drv.HostRegister(p, n) })
+			return e.take(dev, func() error { return e.drv.HostRegister(p, n) }, func() error { return e.drv.HostUnregister(p) })
 		},
 		Unregister: func(p unsafe.Pointer) error {
-			return e.withDevice(dev, func() error { return e.drv.HostUnregister(p) })
+			return e.giveBack(dev, func() error { return e.drv.HostUnregister(p) })
 		},
 	})
 	if err != nil {
@@ -75,17 +75,17 @@ func (e *Engine) pieceBytes() uint64 {
 func (e *Engine) allocPinned(size uint64) ([]byte, func() error, error) {
 	dev := e.anyDevice()
 	var p unsafe.Pointer
-	err := e.withDevice(dev, func() (err error) {
+	err := e.take(dev, func() (err error) {
 		p, err = e.drv.HostAlloc(size)
 		return err
-	})
+	}, func() error { return e.drv.HostFree(p) })
 	if device.IsOutOfMemory(err) {
 		return nil, nil, fmt.Errorf("%w: pin %d bytes: %w", hostmem.ErrMemory, size, err)
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("pin %d bytes of host memory: %w", size, err)
 	}
-	free := func() error { return e.withDevice(dev, func() error { return e.drv.HostFree(p) }) }
+	free := func() error { return e.giveBack(dev, func() error { return e.drv.HostFree(p) }) }
 	return unsafe.Slice((*byte)(p), size), free, nil
 }
 

@@ -45,7 +45,6 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	defer e.watchDisks()()
 	t, err := e.save(set, s)
 	if err != nil {
-		e.drain()
 		e.closeWindows(set)
 		e.table.Settle(set, alloc.Active)
 		e.recordPause(res, err)
@@ -248,6 +247,7 @@ func (e *Engine) openBackings(set []*alloc.Allocation) (held []store.Backing, fr
 // of the set, so that the next pause makes them anew, perhaps on another disk. The memory is
 // active and loses nothing.
 func (e *Engine) giveUp(err error, fresh, set []*alloc.Allocation) error {
+	e.drain()
 	if errors.Is(err, store.ErrIO) || errors.Is(err, store.ErrLost) || errors.Is(err, filesys.ErrHang) {
 		fresh = set
 	}

@@ -102,6 +102,26 @@ static inline enum fault_result set_software_fault(const struct ebb_cuda *cuda, 
 	return set(spec) == 0 ? FAULT_SET : FAULT_UNREADABLE;
 }
 
+/* How often the i-th of the calls that can be made to fail was made in this process, and its name: those of the driver that
+ * ebb makes, then the work that is done when its turn comes. -1: there is no such call, or the driver is not softgpu. */
+static inline long long software_calls(const struct ebb_cuda *cuda, size_t i, const char **name)
+{
+	static const char *const calls[] = {
+#define SYMBOL(name, symbol, params, args) #symbol,
+#define SYMBOL0(name, symbol) #symbol,
+		EBB_CUDA_FUNCTIONS(SYMBOL, SYMBOL0)
+#undef SYMBOL
+#undef SYMBOL0
+		"copy", "memset", "kernel",
+	};
+	int64_t (*count)(const char *call);
+	*(void **)&count = dlsym(cuda->library, "softgpu_call_count");
+	if (!count || i >= sizeof calls / sizeof *calls)
+		return -1;
+	*name = calls[i];
+	return count(calls[i]);
+}
+
 /* A further context on a device, as programs of the driver's API make them. For tests; 0 or a CUresult, -1 when the driver
  * is not softgpu. */
 static inline int new_software_context(const struct ebb_cuda *cuda, CUcontext *context, int device)

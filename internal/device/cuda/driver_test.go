@@ -431,6 +431,19 @@ func TestCaptureModeOfAThreadIsExchanged(t *testing.T) {
 	}
 }
 
+func TestCallsOfSoftgpuAreCounted(t *testing.T) {
+	d := open(t)
+	before := SoftwareCalls(d)["cuDeviceGetCount"]
+	_, err := d.DeviceCount()
+	must(t, err)
+	if got := SoftwareCalls(d)["cuDeviceGetCount"]; got != before+1 {
+		t.Errorf("%d calls were counted, before %d", got, before)
+	}
+	if got := SoftwareCalls(nil); len(got) > 0 {
+		t.Errorf("calls of another driver: %v", got)
+	}
+}
+
 func TestFaultsAreSoftgpusOnly(t *testing.T) {
 	if err := SetSoftwareFault(nil, ""); err == nil {
 		t.Error("a driver of another kind was taken")

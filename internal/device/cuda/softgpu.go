@@ -31,6 +31,27 @@ func SetSoftwareFault(d device.Driver, spec string) error {
 	}
 }
 
+// SoftwareCalls is how often each call was made in this process so far, by the names that
+// SetSoftwareFault takes, for tests; those never made are left out. d comes from Open. Any driver but
+// softgpu made none.
+func SoftwareCalls(d device.Driver) map[string]int {
+	made := map[string]int{}
+	soft, ok := d.(*driver)
+	if !ok {
+		return made
+	}
+	for i := C.size_t(0); ; i++ {
+		var name *C.char
+		n := C.software_calls(soft.cuda, i, &name)
+		if n < 0 {
+			return made
+		}
+		if n > 0 {
+			made[C.GoString(name)] = int(n)
+		}
+	}
+}
+
 // NewSoftwareContext makes a further context on a device of softgpu, for tests, and leaves the
 // calling thread's current context as it was. d comes from Open. The context lives as long as
 // the process.
