@@ -32,6 +32,9 @@ typedef struct ebb_engine_config {
 	uint64_t disk_quota;   /* EBB_DISK_QUOTA_BYTES: room that all ranks together take in each disk directory; 0: no limit */
 	double io_timeout_s;   /* EBB_IO_TIMEOUT: seconds that a disk may give no answer; 0: for ever */
 	const char *file_faults; /* EBB_FAULT_FILES: file calls that are to fail, for tests; null: none */
+	/* Called by malloc, free, peer_access and the vmm calls, on their thread, before they wait: for a pause or
+	 * resume, for one another, for the device, for a disk. May be null. */
+	void (*waits)(void);
 } ebb_engine_config;
 
 /* host_bytes of EBB_HOST_MB=auto: the engine chooses, by what node and cgroup leave. */

@@ -83,6 +83,8 @@ static int move(enum move what, const char *const *tags, size_t ntags, struct un
 		return what == move_resume ? nothing_to_move(tags, ntags) : nothing_to_pause(tags, ntags);
 	if (state != ENGINE_READY)
 		return engine_refuse(state);
+	if (what != move_resume)
+		peer_catch_up();
 
 	char *dir = settings_disk_dir();
 	if (dir == NULL)
@@ -106,6 +108,8 @@ static int move(enum move what, const char *const *tags, size_t ntags, struct un
 		code = (what == move_resume ? engine.resume : engine.pause)(tags, ntags, &now, result);
 	code = engine_leave(code);
 	free(dir);
+	if (what != move_resume)
+		presence_check_left(code);
 	return code;
 }
 

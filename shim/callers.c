@@ -26,6 +26,7 @@ static _Atomic(const char *) names[CLASSES] = {
 	[CLASS_WORKSPACE] = "workspace",
 	[CLASS_POOL] = "pool",
 	[CLASS_IMPORTED] = "imported",
+	[CLASS_PYTHON] = "python",
 };
 
 const char *class_name(unsigned class)
@@ -52,6 +53,11 @@ static const struct {
 	{"libcufft", CLASS_WORKSPACE},
 	{"libcurand", CLASS_WORKSPACE},
 	{"libcutensor", CLASS_WORKSPACE},
+	/* Through ctypes: what asked is Python code, which lies in no library. */
+	{"libffi", CLASS_PYTHON},
+	{"_ctypes", CLASS_PYTHON},
+	{"libpython", CLASS_PYTHON},
+	{"python", CLASS_PYTHON},
 };
 
 static bool begins_with(const char *text, const char *prefix)
@@ -78,7 +84,7 @@ static unsigned class_of_file(const char *name)
 		if (begins_with(name, libraries[i].prefix))
 			return libraries[i].class;
 	char *copy = plain_copy(name);
-	for (unsigned class = CLASS_IMPORTED + 1; copy != NULL && class < CLASSES; class++) {
+	for (unsigned class = CLASS_FILES; copy != NULL && class < CLASSES; class++) {
 		const char *there = names[class];
 
 		if (there == NULL && atomic_compare_exchange_strong(&names[class], &there, copy))

@@ -77,6 +77,15 @@ void engine_enter_briefly(void)
 	enter(interrupts_hold_briefly);
 }
 
+/* The engine says on this thread that its call is going to wait. */
+static void call_waits(void)
+{
+	const struct thread *t = this_thread();
+
+	if (t->inside > 0 && !t->before.size_limit) /* entered briefly */
+		interrupts_wait(&t->before);
+}
+
 int engine_leave(int code)
 {
 	if (code != EBB_OK && exiting)
@@ -248,6 +257,7 @@ static bool start(const char *path)
 		.disk_quota = settings()->disk_quota,
 		.io_timeout_s = settings()->io_timeout_s,
 		.file_faults = settings_env("EBB_FAULT_FILES"),
+		.waits = call_waits,
 	};
 	int code = engine.start(&config);
 	if (code == EBB_OK)

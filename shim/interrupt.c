@@ -74,6 +74,22 @@ void interrupts_hold_briefly(struct interrupts *before)
 	before->size_limit = false;
 }
 
+/* Those that by themselves end or stop a process. (So do real-time signals, but nobody sends one that is
+ * not handled.) To ask for the handler of one costs a system call, and a free of memory begins with this. */
+void interrupts_wait(const struct interrupts *before)
+{
+	static const int ends_or_stops[] = {SIGHUP,  SIGINT,  SIGQUIT,   SIGUSR1, SIGUSR2, SIGPIPE, SIGALRM, SIGTERM, SIGSTKFLT,
+					    SIGXCPU, SIGXFSZ, SIGVTALRM, SIGPROF, SIGIO,   SIGPWR,  SIGSYS,  SIGTSTP, SIGTTIN,
+					    SIGTTOU};
+	sigset_t let_through;
+
+	sigemptyset(&let_through);
+	for (size_t i = 0; i < sizeof(ends_or_stops) / sizeof(ends_or_stops[0]); i++)
+		if (!sigismember(&before->mask, ends_or_stops[i]) && !needs_thread_stack(ends_or_stops[i]))
+			sigaddset(&let_through, ends_or_stops[i]);
+	pthread_sigmask(SIG_UNBLOCK, &let_through, NULL);
+}
+
 void interrupts_release(const struct interrupts *before)
 {
 	static const struct timespec at_once;

@@ -6,12 +6,16 @@
  */
 #include "doors.h"
 
+#include <stdlib.h>
+
 enum { MAX_DEVICES = 64 };
 
 /* Bit d of wanted[p]: device p may use the memory of device d. told: what the engine knows. */
 static _Atomic uint64_t wanted[MAX_DEVICES], told[MAX_DEVICES];
+static _Atomic bool refused; /* the engine could not do all that is wanted */
 
-/* Makes the engine's knowledge of one pair that of ours. */
+/* Makes the engine's knowledge of one pair that of ours. What it cannot do is tried again with the
+ * next pair and at the next pause. */
 static void tell(int device, int peer)
 {
 	uint64_t bit = (uint64_t)1 << device;
@@ -26,9 +30,17 @@ static void tell(int device, int peer)
 			return;
 		engine_enter_briefly();
 		int code = engine_leave(engine.peer_access(device, peer, on));
-		if (code != EBB_OK && engine_state() != ENGINE_EXITING)
+		if (code == EBB_OK)
+			continue;
+		if (on)
+			atomic_fetch_and(&told[peer], ~bit);
+		else
+			atomic_fetch_or(&told[peer], bit);
+		refused = true;
+		if (engine_state() != ENGINE_EXITING)
 			log_line("access of device %d to managed memory of device %d could not be turned %s: %s", peer, device,
 				 on ? "on" : "off", last_error());
+		return;
 	}
 }
 
@@ -38,6 +50,7 @@ static bool note(int device, int peer, bool on)
 	if (device < 0 || device >= MAX_DEVICES || peer < 0 || peer >= MAX_DEVICES || guard_forked())
 		return false;
 	uint64_t bit = (uint64_t)1 << device;
+	peer_catch_up();
 	uint64_t before = on ? atomic_fetch_or(&wanted[peer], bit) : atomic_fetch_and(&wanted[peer], ~bit);
 	tell(device, peer);
 	return (before & bit) != 0;
@@ -46,8 +59,16 @@ static bool note(int device, int peer, bool on)
 void peer_hand_over(void)
 {
 	for (int peer = 0; peer < MAX_DEVICES; peer++)
-		for (int device = 0; device < MAX_DEVICES && wanted[peer] != 0; device++)
+		for (int device = 0; device < MAX_DEVICES && wanted[peer] != told[peer]; device++)
 			tell(device, peer);
+}
+
+void peer_catch_up(void)
+{
+	if (refused && engine_state() == ENGINE_READY && this_thread()->inside == 0) {
+		refused = false;
+		peer_hand_over();
+	}
 }
 
 /* ---- the runtime's calls ------------------------------------------------------------------------------- */
@@ -95,18 +116,60 @@ typedef CUresult get_device_fn(CUdevice *device);
 typedef CUresult push_fn(CUcontext context);
 typedef CUresult pop_fn(CUcontext *context);
 
-/* The devices of the current context and of another one. */
-static bool devices_of(CUcontext other, CUdevice *current, CUdevice *its)
+/* The devices of contexts that access was enabled to. Only grows: contexts come and go at the same few
+ * addresses. A driver that is handed a destroyed context may corrupt the heap, so one that was not just
+ * accepted by the driver is only looked up here. */
+struct known {
+	struct known *next;
+	CUcontext context;
+	_Atomic CUdevice device;
+};
+static _Atomic(struct known *) all_known;
+
+static struct known *known_context(CUcontext context)
+{
+	struct known *known = all_known;
+
+	while (known != NULL && known->context != context)
+		known = known->next;
+	return known;
+}
+
+static void remember(CUcontext context, CUdevice device)
+{
+	struct known *known = known_context(context);
+
+	if (known != NULL) {
+		known->device = device; /* the address may be that of a new context */
+		return;
+	}
+	known = calloc(1, sizeof(*known));
+	if (known == NULL)
+		return; /* disabling the access is not seen then: it stays */
+	known->context = context;
+	known->device = device;
+	known->next = all_known;
+	while (!atomic_compare_exchange_weak(&all_known, &known->next, known))
+		;
+}
+
+static bool current_device(CUdevice *device)
 {
 	get_device_fn *get_device = (get_device_fn *)driver_function("cuCtxGetDevice");
+
+	return get_device != NULL && get_device(device) == CUDA_SUCCESS;
+}
+
+/* The device of a context that is known to exist. */
+static bool device_of(CUcontext context, CUdevice *device)
+{
 	push_fn *push = (push_fn *)driver_function("cuCtxPushCurrent_v2");
 	pop_fn *pop = (pop_fn *)driver_function("cuCtxPopCurrent_v2");
 
-	if (get_device == NULL || push == NULL || pop == NULL || get_device(current) != CUDA_SUCCESS ||
-	    push(other) != CUDA_SUCCESS)
+	if (push == NULL || pop == NULL || push(context) != CUDA_SUCCESS)
 		return false;
-	bool known = get_device(its) == CUDA_SUCCESS;
-	return pop(&other) == CUDA_SUCCESS && known;
+	bool known = current_device(device);
+	return pop(&context) == CUDA_SUCCESS && known;
 }
 
 static CUresult cuCtxEnablePeerAccess_hook(cuCtxEnablePeerAccess_fn *real, const void *caller, CUcontext context,
@@ -116,15 +179,19 @@ static CUresult cuCtxEnablePeerAccess_hook(cuCtxEnablePeerAccess_fn *real, const
 	CUdevice current, its;
 
 	(void)caller;
-	if (result == CUDA_SUCCESS && this_thread()->passing == 0 && devices_of(context, &current, &its))
-		note(its, current, true);
+	if (result != CUDA_SUCCESS || this_thread()->passing > 0 || !current_device(&current) ||
+	    !device_of(context, &its))
+		return result;
+	remember(context, its);
+	note(its, current, true);
 	return result;
 }
 
 static CUresult cuCtxDisablePeerAccess_hook(cuCtxDisablePeerAccess_fn *real, const void *caller, CUcontext context)
 {
-	CUdevice current, its;
-	bool was_on = this_thread()->passing == 0 && devices_of(context, &current, &its) && note(its, current, false);
+	const struct known *known = this_thread()->passing == 0 ? known_context(context) : NULL;
+	CUdevice current, its = known != NULL ? known->device : -1;
+	bool was_on = known != NULL && current_device(&current) && note(its, current, false);
 	CUresult result = real(context);
 
 	(void)caller;

@@ -71,8 +71,10 @@ struct interrupts {
  * and it cannot be cancelled. */
 void interrupts_hold(struct interrupts *before);
 void interrupts_release(const struct interrupts *before);
-/* The same at the price of one system call: all signals but those of faults are held back. */
+/* The same at the price of one system call: all signals but those of faults are held back. Before such
+ * a call waits, it lets those through that end or stop the process and have no handler to be held back. */
 void interrupts_hold_briefly(struct interrupts *before);
+void interrupts_wait(const struct interrupts *before);
 /* Blocks all signals but those of faults, for the threads that are made meanwhile; the caller
  * restores the mask. */
 void interrupts_hold_all(sigset_t *before);
@@ -184,7 +186,8 @@ uint64_t engine_calls_ended(void);
 void engine_shutdown(void);
 
 void engine_enter(void);
-/* The same for a call that moves no bytes: cheaper, but all signals wait until it has ended. */
+/* The same for a call that moves no bytes: cheaper, but all signals wait until it has ended or the
+ * engine has said that it waits itself. */
 void engine_enter_briefly(void);
 /* Ends a call. Takes over the engine's error text when code is not EBB_OK; returns code. A call
  * that fails when the process's exit has begun is refused like one that comes later. */
@@ -296,6 +299,8 @@ enum {
 	CLASS_WORKSPACE, /* of the mathematical libraries */
 	CLASS_POOL,     /* of cudaMallocAsync */
 	CLASS_IMPORTED, /* of another process */
+	CLASS_PYTHON,   /* of Python code that calls the driver or the runtime through ctypes */
+	CLASS_FILES,    /* from here on: by the file name of the library */
 	CLASSES = 32
 };
 
@@ -351,11 +356,15 @@ void pass_end(void);
 
 /* Tells a new engine which devices may use the memory of which others. */
 void peer_hand_over(void);
+/* Tells the engine again what it could not do. */
+void peer_catch_up(void);
 
 /* ---- presence.c: whether the hooks are reached -------------------------------------------------------- */
 
-/* Says, once in the process, what is not seen where this library is not first in the loader's order. */
+/* Where this library is not first in the loader's order, they say once in the process what is not seen:
+ * before a region or a pause, and after a pause that ended with that code. */
 void presence_check(void);
+void presence_check_left(int code);
 
 /* ---- capture.c ---------------------------------------------------------------------------------- */
 

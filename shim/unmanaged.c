@@ -272,18 +272,30 @@ void unmanaged_mapped(uint64_t address, uint64_t bytes, uint64_t offset, uint64_
 	give();
 }
 
-/* A range that is unmapped holds whole mappings, side by side. */
+/* Where the next mapping behind a hole begins, only a look at all entries tells. */
+static void drop_mappings_in(uint64_t address, uint64_t bytes)
+{
+	for (size_t i = 0; i < size;) {
+		if (table[i].kind == MAPPING && table[i].key - address < bytes)
+			drop_mapping(&table[i]); /* and perhaps another entry has moved here */
+		else
+			i++;
+	}
+}
+
+/* A range that is unmapped holds whole mappings, mostly side by side; the driver minds no holes. */
 void unmanaged_unmapped(uint64_t address, uint64_t bytes)
 {
-	begin();
-	for (uint64_t at = address; at - address < bytes;) {
-		struct entry *e = find(MAPPING, at);
+	uint64_t at = address;
+	struct entry *e;
 
-		if (e == NULL)
-			break;
+	begin();
+	while (at - address < bytes && (e = find(MAPPING, at)) != NULL) {
 		at += e->bytes;
 		drop_mapping(e);
 	}
+	if (at - address < bytes)
+		drop_mappings_in(at, bytes - (at - address));
 	give();
 }
 

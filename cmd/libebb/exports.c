@@ -119,6 +119,11 @@ const char *ebb_engine_version(void)
 
 /* ---- the engine ------------------------------------------------------------------------ */
 
+void ebb_call(void (*function)(void))
+{
+	function();
+}
+
 int ebb_engine_start(const ebb_engine_config *config)
 {
 	return ebbGoStart((ebb_engine_config *)config);

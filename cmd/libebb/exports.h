@@ -14,4 +14,7 @@
  * cut to EBB_ERROR_BYTES; JSON is kept whole or not at all. */
 void ebb_set_last_error(const char *text, size_t len, const char *json, size_t json_len);
 
+/* Calls a function of the shim's. */
+void ebb_call(void (*function)(void));
+
 #endif

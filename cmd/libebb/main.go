@@ -58,6 +58,9 @@ func ebbGoStart(c *C.ebb_engine_config) C.int {
 		if err != nil {
 			return err
 		}
+		if waits := c.waits; waits != nil {
+			e.OnWait(func() { C.ebb_call(waits) })
+		}
 		running.Store(e)
 		return nil
 	})

@@ -150,6 +150,7 @@ var (
 
 // Table holds the allocations of one process. The zero value is not usable; see New.
 type Table struct {
+	waits func()     // see OnWait
 	calls sync.Mutex // see Owner
 
 	mu      sync.Mutex
@@ -163,9 +164,28 @@ type Table struct {
 
 // New returns an empty table.
 func New() *Table {
-	t := &Table{objects: map[mem.Handle]*Allocation{}, tags: map[string]bool{}}
+	t := &Table{waits: func() {}, objects: map[mem.Handle]*Allocation{}, tags: map[string]bool{}}
 	t.settled = sync.NewCond(&t.mu)
 	return t
+}
+
+// OnWait sets what an owner's call does, once, before it waits for others. Before any other call.
+func (t *Table) OnWait(waits func()) { t.waits = waits }
+
+// Waits says that the owner's call on this goroutine is going to wait, for what is not the table's.
+func (t *Table) Waits() { t.waits() }
+
+// settle waits until an allocation settles, with mu held, which is free meanwhile. The first time in
+// a call it only says that the call waits: look again.
+func (t *Table) settle(said *bool) {
+	if *said {
+		t.settled.Wait()
+		return
+	}
+	*said = true
+	t.mu.Unlock()
+	t.waits()
+	t.mu.Lock()
 }
 
 // Add enters a new allocation in state Active and gives it its ID; an Object also gets its
@@ -190,7 +210,7 @@ func (t *Table) Add(a *Allocation) {
 func (t *Table) Remove(base mem.Addr) (*Allocation, State, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for {
+	for said := false; ; {
 		i := t.search(base)
 		if i == len(t.sorted) || t.sorted[i].Base != base {
 			return nil, 0, ErrNotManaged
@@ -200,7 +220,7 @@ func (t *Table) Remove(base mem.Addr) (*Allocation, State, error) {
 			t.sorted = slices.Delete(t.sorted, i, i+1)
 			return a, a.state, nil
 		}
-		t.settled.Wait()
+		t.settle(&said)
 	}
 }
 

@@ -73,7 +73,10 @@ func (m *Mapping) Flags(locationType, locationID int32) int32 {
 // Resuming until unlock is called. Driver calls may be made meanwhile, and nothing that waits for
 // a pause or resume.
 func (t *Table) Owner() (unlock func()) {
-	t.calls.Lock()
+	if !t.calls.TryLock() {
+		t.waits()
+		t.calls.Lock()
+	}
 	return t.calls.Unlock
 }
 
@@ -90,8 +93,8 @@ func (t *Table) Ready(list ...*Allocation) bool {
 func (t *Table) Await(list ...*Allocation) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for slices.ContainsFunc(list, busy) {
-		t.settled.Wait()
+	for said := false; slices.ContainsFunc(list, busy); {
+		t.settle(&said)
 	}
 }
 

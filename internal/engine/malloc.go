@@ -107,6 +107,7 @@ func (e *Engine) Free(base mem.Addr, captureActive bool) error {
 	if state == alloc.Paused {
 		e.gate.resumed()
 	} else {
+		e.table.Waits()
 		err = ignoreDeinitialized(e.synchronize(a.Device))
 	}
 	_, e2 := e.releasePieces(a)
@@ -114,7 +115,7 @@ func (e *Engine) Free(base mem.Addr, captureActive bool) error {
 	if e2 == nil { // a range with something mapped cannot be freed
 		err = errors.Join(err, ignoreDeinitialized(e.drv.AddressFree(a.Base, a.Reserved)))
 	}
-	if e2 := e.backings.release(a); e2 != nil {
+	if e2 := e.releaseBacking(a); e2 != nil {
 		e.tellLeft(e2) // the memory is freed; the store removes the rest when it is closed
 	}
 	return err

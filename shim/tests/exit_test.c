@@ -1,5 +1,5 @@
 /* How the process ends, and what can go wrong on stderr without ending it. */
-#include "harness.h"
+#include "doors.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -214,14 +214,84 @@ static void stacked_handler_does_not_wait(void)
 	exit(0);
 }
 
-/* A call that moves no bytes is too short to look at every handler. */
-static void all_signals_wait_for_a_short_call(void)
+/* So it is in calls too short to look at every handler. */
+static void plain_handler_waits_for_a_short_call(void)
 {
 	sigset_t mask;
 
+	EXPECT(signal(SIGALRM, count_alarm) != SIG_ERR);
 	managed_malloc(1);
-	EXPECT(engine_seen()->malloc_blocked_term && !engine_seen()->malloc_blocked_segv);
-	EXPECT(pthread_sigmask(SIG_BLOCK, NULL, &mask) == 0 && !sigismember(&mask, SIGTERM));
+	EXPECT(engine_seen()->malloc_blocked_alarm && !engine_seen()->malloc_blocked_segv);
+	EXPECT(pthread_sigmask(SIG_BLOCK, NULL, &mask) == 0 && !sigismember(&mask, SIGALRM));
+	exit(0);
+}
+
+/* Such a call may have to wait, for a pause or for the device, as long as it takes. */
+static void *terminate_from_outside(void *unused)
+{
+	while (engine_seen()->waiting == 0)
+		sched_yield();
+	EXPECT(engine_seen()->waiting_blocked_alarm && !engine_seen()->waiting_blocked_term);
+	kill(getpid(), SIGTERM); /* not for this thread, which holds back all signals */
+	return unused;
+}
+
+static void terminate_while_it_waits(void)
+{
+	sigset_t all, before;
+
+	EXPECT(signal(SIGALRM, count_alarm) != SIG_ERR);
+	sigfillset(&all);
+	EXPECT(pthread_sigmask(SIG_BLOCK, &all, &before) == 0);
+	EXPECT(pthread_create(&other, NULL, terminate_from_outside, NULL) == 0);
+	EXPECT(pthread_sigmask(SIG_SETMASK, &before, NULL) == 0);
+	setenv("FAKE_CALLS_WAIT", "1", 1);
+}
+
+static void terminated_in_a_free(void)
+{
+	void *ptr = managed_malloc(1);
+
+	terminate_while_it_waits();
+	cudaFree(ptr);
+	EXPECT(!"reached");
+}
+
+static void terminated_in_an_unmap(void)
+{
+	const struct driver *d = open_door(BY_PROC);
+	uint64_t handle;
+
+	tms_set_interesting_region(true);
+	EXPECT(d->cuMemCreate(&handle, 4096, on_device, 0) == 0 && d->cuMemMap(0x10000000, 4096, 0, handle, 0) == 0);
+	terminate_while_it_waits();
+	d->cuMemUnmap(0x10000000, 4096);
+	EXPECT(!"reached");
+}
+
+static void *let_it_go_on(void *unused)
+{
+	while (engine_seen()->waiting == 0)
+		sched_yield();
+	engine_seen()->go_on = true;
+	return unused;
+}
+
+static void all_is_as_before_after_a_wait(void)
+{
+	sigset_t before, after;
+	void *ptr = managed_malloc(1);
+
+	EXPECT(signal(SIGALRM, count_alarm) != SIG_ERR);
+	EXPECT(pthread_create(&other, NULL, let_it_go_on, NULL) == 0);
+	EXPECT(pthread_sigmask(SIG_BLOCK, NULL, &before) == 0);
+	setenv("FAKE_CALLS_WAIT", "1", 1);
+	EXPECT(cudaFree(ptr) == cudaSuccess && engine_seen()->waiting == 1);
+	EXPECT(pthread_sigmask(SIG_BLOCK, NULL, &after) == 0);
+	for (int number = 1; number <= SIGRTMAX; number++)
+		EXPECT(sigismember(&before, number) == sigismember(&after, number));
+	raise(SIGALRM);
+	EXPECT(alarms == 1 && pthread_join(other, NULL) == 0);
 	exit(0);
 }
 
@@ -407,8 +477,12 @@ CASES(
 	 .exit_status = 5},
 	{.says = "a signal handler without a stack of its own waits for the end of an engine call", .run = plain_handler_waits},
 	{.says = "one with a stack of its own interrupts it", .run = stacked_handler_does_not_wait},
-	{.says = "a call that moves no bytes holds back all signals but those of faults",
-	 .run = all_signals_wait_for_a_short_call},
+	{.says = "it waits for a short call too, a fault does not", .run = plain_handler_waits_for_a_short_call},
+	{.says = "SIGTERM ends a process that waits in cudaFree", .run = terminated_in_a_free, .exit_status = -SIGTERM},
+	{.says = "SIGTERM ends a process that waits in cuMemUnmap",
+	 .run = terminated_in_an_unmap,
+	 .exit_status = -SIGTERM},
+	{.says = "after a call that waited every signal comes as before", .run = all_is_as_before_after_a_wait},
 	{.says = "a thread in an engine call is not cancelled there", .run = cancelling_waits},
 	{.says = "a failed tms_pause ends the process with 70 when asked to, and removes its files first",
 	 .run = pause_exits,

@@ -155,7 +155,7 @@ int cuCtxGetDevice(int *device)
 {
 	if (stack[top] == 0)
 		return 201; /* CUDA_ERROR_INVALID_CONTEXT */
-	*device = (int)stack[top];
+	*device = stack[top] == 3 && fake_cuda.context_moved != 0 ? fake_cuda.context_moved : (int)stack[top];
 	return 0;
 }
 
@@ -167,6 +167,7 @@ int cuCtxSetCurrent(void *context)
 
 int cuCtxPushCurrent_v2(void *context)
 {
+	fake_cuda.pushes++;
 	stack[++top] = (uintptr_t)context;
 	return 0;
 }

@@ -50,6 +50,32 @@ static int told_to_fail(const char *variable)
 	return told_to_fail_in("", variable);
 }
 
+/* Inside the engine until told to go on, or shut down. */
+static void wait_inside(const char *variable)
+{
+	if (getenv(variable) == NULL)
+		return;
+	fake_engine.waiting++;
+	while (fake_engine.shutdowns == 0 && !fake_engine.go_on)
+		usleep(1000);
+}
+
+static void (*waits)(void); /* what start was given */
+
+/* As a call of the memory's owner does, for a pause or for the device. */
+static void owner_waits(void)
+{
+	sigset_t mask;
+
+	if (getenv("FAKE_CALLS_WAIT") == NULL)
+		return;
+	waits();
+	pthread_sigmask(SIG_BLOCK, NULL, &mask);
+	fake_engine.waiting_blocked_alarm = sigismember(&mask, SIGALRM);
+	fake_engine.waiting_blocked_term = sigismember(&mask, SIGTERM);
+	wait_inside("FAKE_CALLS_WAIT");
+}
+
 static void copy(char *to, size_t cap, const char *from)
 {
 	snprintf(to, cap, "%s", from != NULL ? from : "");
@@ -68,6 +94,7 @@ int ebb_engine_start(const ebb_engine_config *config)
 	struct rlimit files;
 
 	home = getpid();
+	waits = config->waits;
 	fake_engine.starts++;
 	fake_engine.abi = config->abi;
 	fake_engine.struct_size = config->struct_size;
@@ -115,8 +142,9 @@ int ebb_engine_malloc(void **ptr, size_t size, int device, const ebb_engine_regi
 
 	if (code != EBB_OK)
 		return code;
+	owner_waits();
 	pthread_sigmask(SIG_BLOCK, NULL, &mask);
-	fake_engine.malloc_blocked_term = sigismember(&mask, SIGTERM);
+	fake_engine.malloc_blocked_alarm = sigismember(&mask, SIGALRM);
 	fake_engine.malloc_blocked_segv = sigismember(&mask, SIGSEGV);
 	pthread_mutex_lock(&lock);
 	int slot = fake_engine.mallocs++ % MAX_MANAGED;
@@ -138,6 +166,7 @@ int ebb_engine_free(void *ptr, int capture_active)
 	int code = EBB_ERR_NOT_MANAGED;
 
 	check_process();
+	owner_waits();
 	pthread_mutex_lock(&lock);
 	fake_engine.free_capture_active = capture_active;
 	if (slot < MAX_MANAGED && managed[slot]) {
@@ -155,15 +184,6 @@ int ebb_engine_free(void *ptr, int capture_active)
 	return code;
 }
 
-/* Inside the engine until told to go on, or shut down. */
-static void wait_inside(void)
-{
-	if (getenv("FAKE_WAITS") == NULL)
-		return;
-	fake_engine.waiting++;
-	while (fake_engine.shutdowns == 0 && !fake_engine.go_on)
-		usleep(1000);
-}
 
 /* With the lock held. */
 static void note_classes(const ebb_engine_unmanaged *classes, size_t n)
@@ -213,14 +233,14 @@ int ebb_engine_pause(const char *const *tags, size_t ntags, const ebb_engine_set
 	fake_engine.cancel_disabled = state == PTHREAD_CANCEL_DISABLE;
 	pthread_setcancelstate(state, &state);
 	fake_engine.pauses++;
-	wait_inside();
+	wait_inside("FAKE_WAITS");
 	return move(tags, ntags, settings, result, "pause: ", "FAKE_PAUSE_CODE");
 }
 
 int ebb_engine_resume(const char *const *tags, size_t ntags, const ebb_engine_settings *settings, ebb_result *result)
 {
 	fake_engine.resumes++;
-	wait_inside();
+	wait_inside("FAKE_WAITS");
 	return move(tags, ntags, settings, result, "resume: ", "FAKE_RESUME_CODE");
 }
 
@@ -289,7 +309,8 @@ int ebb_engine_status(char *buf, size_t cap, size_t *need, const ebb_engine_unma
 	note_classes(classes, nclasses);
 	pthread_mutex_unlock(&lock);
 	fake_engine.statuses++;
-	int length = snprintf(buf, cap, "{\"fake\":true}");
+	const char *text = getenv("FAKE_STATUS");
+	int length = snprintf(buf, cap, "%s", text != NULL ? text : "{\"fake\":true}");
 	if (need != NULL)
 		*need = (size_t)length;
 	return EBB_OK;
@@ -308,6 +329,7 @@ static struct {
 static int vmm_fails(int *cu)
 {
 	check_process();
+	owner_waits();
 	*cu = getenv("FAKE_VMM_CU") != NULL ? atoi(getenv("FAKE_VMM_CU")) : 0;
 	return told_to_fail("FAKE_VMM_CODE");
 }
@@ -511,6 +533,7 @@ int ebb_engine_vmm_real(uint64_t *real, uint64_t handle, const char *why, int *c
 int ebb_engine_peer_access(int device, int peer, int on)
 {
 	check_process();
+	owner_waits();
 	pthread_mutex_lock(&lock);
 	fake_engine.peer_calls++;
 	fake_engine.peer_device = device;

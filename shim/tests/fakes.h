@@ -21,9 +21,11 @@
  *   FAKE_START_ALLOCATES   start calls cudaMalloc and cudaFree, as a library that is loaded may
  *   FAKE_IDLE_ENDS         an idle section that begins ends another one, once, as a thread may meanwhile
  *   FAKE_WAITS          pause and resume wait for go_on or shutdown before they do anything
+ *   FAKE_CALLS_WAIT     so do malloc, free, peer_access and the vmm calls, after they said that they will
  *   FAKE_SAY_SHUTDOWN   shutdown writes a line to stderr
  *   FAKE_VMM_CODE FAKE_VMM_CU   code that all vmm calls fail with, and the driver's error beside it
  *   FAKE_PEER_CODE      code that peer_access fails with
+ *   FAKE_STATUS         what status writes
  *   FAKE_START_LOOKS_UP    start looks the driver's functions up, as the real one does
  */
 struct fake_engine {
@@ -32,7 +34,8 @@ struct fake_engine {
 	_Atomic int waiting; /* calls that began to wait (FAKE_WAITS) */
 	_Atomic int blocked_alarm, blocked_xfsz, blocked_term, cancel_disabled; /* what held in the last pause */
 	_Atomic bool go_on;
-	_Atomic int malloc_blocked_term, malloc_blocked_segv; /* what held in the last malloc */
+	_Atomic int malloc_blocked_alarm, malloc_blocked_segv; /* what held in the last malloc */
+	_Atomic int waiting_blocked_alarm, waiting_blocked_term; /* in the last call that waits (FAKE_CALLS_WAIT) */
 
 	/* What start was given; strings copied, "" for null. */
 	uint32_t abi, struct_size;
@@ -121,6 +124,8 @@ struct fake_cuda {
 		address_frees, binds, array_maps, allocs, pitches, frees, managed_allocs, async_allocs, async_frees,
 		ipc_handles, peers_enabled, peers_disabled;
 	_Atomic int alloc_v1s;       /* of the functions of 32 bits */
+	_Atomic int pushes;          /* contexts that were made current */
+	_Atomic int context_moved;   /* device of context 3; 0: 3, as with all others */
 	_Atomic uint64_t last_handle, last_address;
 	_Atomic uint64_t next;               /* handle or address to be given next; 0: a new one */
 	_Atomic int result;                  /* what all functions return */

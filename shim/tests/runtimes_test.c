@@ -153,17 +153,50 @@ static void loaded_not_preloaded(void)
 	EXPECT(hook(&ptr, 1) == cudaSuccess && is_of(ptr, 13));
 }
 
-/* What software that found the driver's functions before makes is not seen. */
-static void not_preloaded(void)
+/* As PyTorch does: all memory of the region comes by tms_torch_malloc. */
+static struct fake_engine *paused_as_an_allocator(int code)
 {
 	void *ebb = load("libebb.so", RTLD_LOCAL);
 	void (*set_region)(bool) = (void (*)(bool))dlsym(ebb, "tms_set_interesting_region");
-	int (*pause)(const char *) = (int (*)(const char *))dlsym(ebb, "tms_pause");
+	int (*pause)(const char *const *, size_t, ebb_result *), (*resume)(const char *);
+	void *(*allocate)(ssize_t, int, void *);
 
+	*(void **)&allocate = dlsym(ebb, "tms_torch_malloc");
+	*(void **)&pause = dlsym(ebb, "ebb_pause");
+	*(void **)&resume = dlsym(ebb, "tms_resume");
+	load("libcudart.so.13", RTLD_LOCAL);
 	load("libcuda.so.1", RTLD_GLOBAL);
 	set_region(true);
-	set_region(true);
-	EXPECT(pause(NULL) == EBB_OK);
+	EXPECT(allocate(64, 0, NULL) != NULL);
+	for (int i = 0; i < 2; i++)
+		EXPECT(pause(NULL, 0, NULL) == code && resume(NULL) == EBB_OK);
+	return engine_seen();
+}
+
+static void an_allocator_that_is_not_preloaded(void)
+{
+	EXPECT(paused_as_an_allocator(EBB_OK)->statuses == 2);
+}
+
+static void one_that_has_said_so(void)
+{
+	EXPECT(paused_as_an_allocator(EBB_OK)->statuses < 2);
+}
+
+static void one_that_manages_nothing(void)
+{
+	paused_as_an_allocator(EBB_ERR_UNMANAGED);
+}
+
+/* A status longer than any that is expected. */
+static void one_with_a_long_status(void)
+{
+	static char text[1 << 16];
+
+	memset(text, ' ', sizeof(text) - 1);
+	memcpy(text + sizeof(text) - 64, "{\"name\":\"other\",\"bytes\":7,", strlen("{\"name\":\"other\",\"bytes\":7,"));
+	setenv("FAKE_STATUS", text, 1);
+	paused_as_an_allocator(EBB_OK);
 }
 
 static void beside_another_library_that_parks(void)
@@ -281,6 +314,8 @@ static void an_interposer_stays_in_the_chain(void)
 	EXPECT(((malloc_fn *)global("cudaMalloc"))(&ptr, 1) == cudaSuccess && is_of(ptr, 77));
 }
 
+#define NOT_PRELOADED "ebb: @/libebb.so is not preloaded: *start the process with LD_PRELOAD=@/libebb.so"
+
 CASES(
 	{.says = "without a runtime calls fail with a line; a runtime loaded later is found",
 	 .run = no_runtime,
@@ -301,10 +336,28 @@ CASES(
 	{.says = "loaded by path, not preloaded, it works as PyTorch's allocator",
 	 .run = loaded_not_preloaded,
 	 .env = {"LD_PRELOAD=-"}},
-	{.says = "not preloaded it says at the first region or pause what it does not see",
-	 .run = not_preloaded,
-	 .env = {"LD_PRELOAD=-"},
-	 .lines = {"ebb: @/libebb.so is not preloaded: *start the process with LD_PRELOAD=@/libebb.so"}},
+	{.says = "not preloaded it says nothing of it where all memory of regions comes to it",
+	 .run = an_allocator_that_is_not_preloaded,
+	 .env = {"LD_PRELOAD=-", "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64,expandable_segments:False",
+		 "FAKE_STATUS={\"name\":\"context\",\"bytes\":1000},{\"name\":\"other\",\"bytes\":0}"}},
+	{.says = "not preloaded it says so where PyTorch is told to pass it by",
+	 .run = one_that_has_said_so,
+	 .env = {"LD_PRELOAD=-", "PYTORCH_ALLOC_CONF=max_split_size_mb:64, expandable_segments : True"},
+	 .lines = {NOT_PRELOADED}},
+	{.says = "by the older variable too",
+	 .run = one_that_has_said_so,
+	 .env = {"LD_PRELOAD=-", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"},
+	 .lines = {NOT_PRELOADED}},
+	{.says = "not preloaded it says so when a pause leaves much behind that nobody accounts for, once",
+	 .run = one_that_has_said_so,
+	 .env = {"LD_PRELOAD=-", "FAKE_STATUS={\"name\":\"context\",\"bytes\":1073741824,\"count\":1},"
+				 "{\"name\":\"other\",\"bytes\":1,\"count\":0}"},
+	 .lines = {NOT_PRELOADED}},
+	{.says = "however long the status is", .run = one_with_a_long_status, .env = {"LD_PRELOAD=-"}, .lines = {NOT_PRELOADED}},
+	{.says = "not preloaded it says so when a pause finds nothing that is managed",
+	 .run = one_that_manages_nothing,
+	 .env = {"LD_PRELOAD=-", "FAKE_PAUSE_CODE=17"},
+	 .lines = {NOT_PRELOADED}},
 	{.says = "behind another library that parks memory it manages none, and says so",
 	 .run = beside_another_library_that_parks,
 	 .env = {"LD_PRELOAD=-"},

@@ -53,7 +53,7 @@ static void classes(void)
 {
 	const struct driver *d = open_door(BY_PROC);
 	void *a, *b;
-	uint64_t c, e, f, g;
+	uint64_t c, e, f, g, h;
 	size_t pitch;
 
 	managed_malloc(1);
@@ -66,6 +66,8 @@ static void classes(void)
 	EXPECT(holds("nccl", 4096, 1) && holds(own, 300, 2));
 	EXPECT(((mem_create_fn *)library("libstrange.so", "library_mem_create"))(&g, 64) == 0);
 	EXPECT(holds("libstrange.so", 64, 1));
+	EXPECT(((mem_alloc_fn *)library("libffi.so.8", "library_mem_alloc"))(&h, 32) == 0 && holds("python", 32, 1));
+	EXPECT(d->cuMemFree(h) == 0 && holds("python", 0, 0));
 	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK && engine_seen()->unmanaged == 6 && engine_seen()->nclasses == 4);
 
 	EXPECT(cudaFree(b) == cudaSuccess && d->cuMemFree(e) == 0 && holds("workspace", 0, 0));
@@ -184,6 +186,26 @@ static void ranges_of_several_mappings(void)
 	EXPECT(d->cuMemUnmap(at + 3 * 4096, 2 * 4096) == 0 && holds(own, 2 * 4096, 2));
 	EXPECT(d->cuMemUnmap(at, 3 * 4096) == 0 && holds(own, 0, 0)); /* managed memory comes first in it */
 	EXPECT(engine_seen()->unmaps == 1 && driver_seen()->unmaps == 1);
+}
+
+/* As an owner does that unmaps all of an address range of which it mapped parts. */
+static void a_range_with_holes(void)
+{
+	const struct driver *d = open_door(BY_PROC);
+	uint64_t handle, beyond;
+
+	managed_malloc(1);
+	for (uint64_t i = 0; i < 40; i++) { /* mapped at every third place, and not at the first */
+		EXPECT(d->cuMemCreate(&handle, 4096, on_device, 0) == 0);
+		EXPECT(d->cuMemMap(at + 4096 * (1 + 3 * i), 4096, 0, handle, 0) == 0 && d->cuMemRelease(handle) == 0);
+	}
+	EXPECT(d->cuMemCreate(&beyond, 4096, on_device, 0) == 0);
+	EXPECT(d->cuMemMap(at - 4096, 4096, 0, beyond, 0) == 0 && d->cuMemMap(at + 4096 * 120, 4096, 0, beyond, 0) == 0);
+	EXPECT(d->cuMemRelease(beyond) == 0 && holds(own, 41 * 4096, 41));
+	EXPECT(d->cuMemUnmap(at, 60 * 4096) == 0 && holds(own, 21 * 4096, 21));
+	EXPECT(d->cuMemUnmap(at, 120 * 4096) == 0 && holds(own, 4096, 1));
+	EXPECT(d->cuMemUnmap(at - 4096, 4096) == 0 && holds(own, 4096, 1));
+	EXPECT(d->cuMemUnmap(at + 4096 * 120, 4096) == 0 && holds(own, 0, 0));
 }
 
 static void imports(void)
@@ -353,6 +375,7 @@ CASES(
 	 .run = held_while_it_has_a_handle_or_a_mapping},
 	{.says = "a range of several mappings, managed ones among them, is unmapped as one",
 	 .run = ranges_of_several_mappings},
+	{.says = "a range with holes in it is unmapped whole", .run = a_range_with_holes},
 	{.says = "imported memory counts apart, as much of it as was mapped", .run = imports},
 	{.says = "in a region, memory of communication libraries is never managed, that of mathematical ones with a backup",
 	 .run = libraries_in_a_region},

@@ -270,6 +270,28 @@ static void peers_of_the_driver(void)
 	int (*get)(int *);
 	*(void **)&get = dlsym(load_driver(), "cuCtxGetDevice");
 	EXPECT(get(&device) == 0 && device == 1); /* the caller's context is current still */
+	/* The address of a context that was destroyed is that of a new one. */
+	EXPECT(d->cuCtxEnablePeerAccess((void *)3, 0) == 0 && told(3, 3, 1, 1));
+	driver_seen()->context_moved = 4;
+	EXPECT(d->cuCtxEnablePeerAccess((void *)3, 0) == 0 && told(4, 4, 1, 1));
+	EXPECT(d->cuCtxDisablePeerAccess((void *)3) == 0 && told(5, 4, 1, 0));
+}
+
+/* To make a destroyed context current corrupts the heap. */
+static void contexts_that_may_be_destroyed(void)
+{
+	const struct driver *d = open_door(BY_PROC);
+
+	managed_malloc(1);
+	EXPECT(d->cuCtxEnablePeerAccess((void *)3, 0) == 0 && driver_seen()->pushes == 1);
+	driver_seen()->result = 201;
+	EXPECT(d->cuCtxEnablePeerAccess((void *)5, 0) == 201 && driver_seen()->pushes == 1); /* it is none, perhaps */
+	EXPECT(d->cuCtxDisablePeerAccess((void *)3) == 201 && told(3, 3, 1, 1)); /* taken away, and given back */
+	EXPECT(d->cuCtxDisablePeerAccess((void *)7) == 201 && engine_seen()->peer_calls == 3);
+	driver_seen()->result = 0;
+	EXPECT(d->cuCtxDisablePeerAccess((void *)3) == 0 && told(4, 3, 1, 0));
+	EXPECT(d->cuCtxDisablePeerAccess((void *)7) == 0 && engine_seen()->peer_calls == 4);
+	EXPECT(driver_seen()->pushes == 1);
 }
 
 static void peers_of_before(void)
@@ -284,7 +306,20 @@ static void peers_of_before(void)
 static void a_peer_that_is_refused(void)
 {
 	managed_malloc(1);
-	EXPECT(cudaDeviceEnablePeerAccess(2, 0) == cudaSuccess);
+	EXPECT(cudaDeviceEnablePeerAccess(2, 0) == cudaSuccess && told(1, 2, 0, 1));
+	/* It is tried again with the next one, */
+	EXPECT(cudaDeviceEnablePeerAccess(3, 0) == cudaSuccess && engine_seen()->peer_calls == 3);
+	/* and at a pause, until it is done. */
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK && engine_seen()->peer_calls == 5);
+	unsetenv("FAKE_PEER_CODE");
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK && engine_seen()->peer_calls == 7);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK && engine_seen()->peer_calls == 7);
+	/* What could not be turned off is on still, and is turned off later. */
+	setenv("FAKE_PEER_CODE", "7", 1);
+	EXPECT(cudaDeviceDisablePeerAccess(2) == cudaSuccess && told(8, 2, 0, 0));
+	unsetenv("FAKE_PEER_CODE");
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK && told(9, 2, 0, 0));
+	EXPECT(cudaDeviceDisablePeerAccess(3) == cudaSuccess && told(10, 3, 0, 0));
 }
 
 /* ---- captures, threads ----------------------------------------------------------------------------------------- */
@@ -337,6 +372,9 @@ static void threads_that_come_at_once(void)
 #define BOTH "ebb: an allocation of * bytes is refused: CPU backup and disk backup are both on *"
 #define MIGRATES(function, bytes) "ebb: " function ": " bytes " bytes of memory that moves * outside the region*ebb.disable()*"
 
+#define REFUSED(device, way) \
+	"ebb: access of device 0 to managed memory of device " device " could not be turned " way ": FAKE_PEER_CODE said so"
+
 CASES(
 	{.says = "errors of the engine are the driver's nearest, with a line where only ebb refuses",
 	 .run = errors_of_the_engine,
@@ -368,11 +406,14 @@ CASES(
 	 .lines = {"ebb: cuMemMapArrayAsync failed: FAKE_VMM_CODE said so"}},
 	{.says = "the engine is told of peers that the runtime enables and disables", .run = peers_of_the_runtime},
 	{.says = "the engine is told of peers that the driver enables and disables", .run = peers_of_the_driver},
+	{.says = "of contexts only those that the driver just accepted are made current",
+	 .run = contexts_that_may_be_destroyed},
 	{.says = "peers that were enabled before are told to a new engine", .run = peers_of_before},
-	{.says = "access that the engine cannot give is told",
+	{.says = "access that the engine cannot give is told, and tried again with the next one and at a pause",
 	 .run = a_peer_that_is_refused,
 	 .env = {"FAKE_PEER_CODE=7"},
-	 .lines = {"ebb: access of device 0 to managed memory of device 2 could not be turned on: FAKE_PEER_CODE said so"}},
+	 .lines = {REFUSED("2", "on"), REFUSED("2", "on"), REFUSED("3", "on"), REFUSED("2", "on"), REFUSED("3", "on"),
+		   REFUSED("2", "off")}},
 	{.says = "during a capture managed memory is not freed, but mapped and unmapped as the driver does it",
 	 .run = in_a_capture,
 	 .lines = {"ebb: freeing 0x* failed: a capture is under way"}},
