@@ -8,6 +8,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/mem"
 	"github.com/ebb-offload/ebb/internal/store"
 )
@@ -32,7 +33,7 @@ func (b *backings) open(a *alloc.Allocation) (backing store.Backing, fresh bool,
 	}
 	if err := backing.Reserve(); err != nil {
 		if fresh {
-			err = errors.Join(err, b.release(a))
+			err = filesys.Also(err, b.release(a))
 		}
 		return nil, false, err
 	}

@@ -251,11 +251,7 @@ func (e *Engine) giveUp(err error, fresh, set []*alloc.Allocation) error {
 	if errors.Is(err, store.ErrIO) || errors.Is(err, store.ErrLost) || errors.Is(err, filesys.ErrHang) {
 		fresh = set
 	}
-	left := e.releaseBackings(fresh)
-	if errors.Is(err, filesys.ErrHang) && errors.Is(left, filesys.ErrHang) {
-		left = nil // the disk still hangs: what is left there is removed when it answers
-	}
-	return errors.Join(err, left)
+	return filesys.Also(err, e.releaseBackings(fresh))
 }
 
 func (e *Engine) releaseBackings(list []*alloc.Allocation) error {

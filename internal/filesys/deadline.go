@@ -39,10 +39,10 @@ type HangError struct {
 
 func (e *HangError) Error() string {
 	if e.Because != "" {
-		return fmt.Sprintf("%v: the %s of %s was not begun: %s", ErrHang, e.Call, e.Path, e.Because)
+		return fmt.Sprintf("%v: the %s of %s was not begun: %s; try again when it answers", ErrHang, e.Call, e.Path, e.Because)
 	}
 	return fmt.Sprintf("%v in %v to the %s of %s: the file system or its device hangs; try again when it answers (EBB_IO_TIMEOUT: how long ebb waits)",
-		ErrHang, e.Waited.Round(time.Millisecond), e.Call, e.Path)
+		ErrHang, e.Waited.Round(time.Second/10), e.Call, e.Path)
 }
 
 // Unwrap makes errors.Is(err, ErrHang) true.
@@ -56,6 +56,15 @@ func InUse(err error) <-chan struct{} {
 		return hang.returned
 	}
 	return nil
+}
+
+// Also joins what failed while an error was dealt with to that error, unless both say that a disk
+// gave no answer: one line about it is enough.
+func Also(err, further error) error {
+	if errors.Is(err, ErrHang) && errors.Is(further, ErrHang) {
+		return err
+	}
+	return errors.Join(err, further)
 }
 
 // Free has memory freed that was given to calls of which one ended with err: at once, or when the

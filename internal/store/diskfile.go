@@ -78,7 +78,7 @@ func (s *Store) create(d *directory, size int64) (*diskFile, error) {
 		err = fmt.Errorf("create %s: %w", f.path(), err)
 	}
 	if left != nil {
-		return f, errors.Join(err, left)
+		return f, filesys.Also(err, left)
 	}
 	return nil, err
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/ebb-offload/ebb/internal/filesys"
 )
 
 // member is a directory as one backing uses it.
@@ -52,7 +54,7 @@ func (b *backing) reserve() error {
 		return err
 	}
 	if err := b.take(); err != nil {
-		return errors.Join(err, b.giveUp())
+		return filesys.Also(err, b.giveUp())
 	}
 	b.reserved = true
 	return nil
