@@ -69,7 +69,7 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 // the process holds device memory all the same, since the caller counts on it to be freed.
 // What the hooks saw is in s; NVML tells of the rest, where it tells.
 func (e *Engine) refuseUnmanaged(s Settings) error {
-	const remedy = "make it inside a region, or set TMS_INIT_ENABLE=1 to manage all that cudaMalloc makes"
+	const remedy = "make it inside a region, or set TMS_INIT_ENABLE=1 to manage all that the process makes"
 	if s.Unmanaged > 0 {
 		of := e.leftBehind(nil, s.Classes)
 		if of != "" {
@@ -78,7 +78,7 @@ func (e *Engine) refuseUnmanaged(s Settings) error {
 		return fmt.Errorf("%w: %d allocations were made outside of a region%s: %s", ErrUnmanaged, s.Unmanaged, of, remedy)
 	}
 	if held, _ := e.ownBytes(); held > contextBytes {
-		return fmt.Errorf("%w: %s, none of which came through cudaMalloc in a region: %s", ErrUnmanaged, store.Size(held), remedy)
+		return fmt.Errorf("%w: %s, none of which was made in a region: %s", ErrUnmanaged, store.Size(held), remedy)
 	}
 	return nil
 }

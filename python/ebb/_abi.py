@@ -165,8 +165,8 @@ def library() -> ctypes.CDLL:
 
 
 def load(path: str) -> ctypes.CDLL:
-    """Loads the library from a file when it is not in the process. What is allocated with
-    cudaMalloc is then not managed: only memory of tms_torch_malloc is."""
+    """Loads the library from a file when it is not in the process. Other functions that allocate
+    are then not hooked: only memory of tms_torch_malloc is managed."""
     global _library
     with _lock:
         if _library is None:
