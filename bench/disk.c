@@ -30,17 +30,28 @@ static struct {
 	char *buffers; /* one block for each worker */
 } disk;
 
+/* For file systems without nameless files. */
+static int make_and_unlink(const char *path)
+{
+	static unsigned made;
+	char name[64];
+	int dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), fd;
+
+	if (dir < 0)
+		return -1;
+	snprintf(name, sizeof(name), "raw-%d-%u", (int)getpid(), made++);
+	fd = openat(dir, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_DIRECT | O_CLOEXEC, 0600);
+	if (fd >= 0)
+		unlinkat(dir, name, 0);
+	close(dir);
+	return fd;
+}
+
 static bool make_file(const char *dir, size_t bytes, int *fd)
 {
 	*fd = open(dir, O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
-	if (*fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT)) {
-		/* A file system without nameless files. */
-		char path[4096];
-		snprintf(path, sizeof(path), "%s/raw-XXXXXX", dir);
-		*fd = mkostemp(path, O_DIRECT | O_CLOEXEC);
-		if (*fd >= 0)
-			unlink(path);
-	}
+	if (*fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT))
+		*fd = make_and_unlink(dir);
 	if (*fd < 0)
 		return fail("a file for O_DIRECT in %s: %s", dir, strerror(errno));
 	/* fallocate of the kernel, never an emulation that writes. */
@@ -107,7 +118,6 @@ bool disk_open(const struct disk_setup *setup)
 
 struct transfer {
 	bool all_write, mixed;
-	size_t njobs;
 	_Atomic(size_t) next, next_read; /* with mixed: next counts what is written */
 	_Atomic(size_t) moved;
 	atomic_bool failed;
@@ -133,7 +143,7 @@ static bool worker(int thread, void *arg)
 	char *buffer = disk.buffers + (size_t)thread * disk.setup.block;
 	/* Mixed: every other worker writes the first half of the jobs, the others read the second. */
 	bool write = t->mixed ? thread % 2 == 0 : t->all_write;
-	size_t half = t->njobs / 2, end = t->mixed && write ? half : t->njobs;
+	size_t half = disk.njobs / 2, end = t->mixed && write ? half : disk.njobs;
 
 	for (;;) {
 		size_t i = t->mixed && !write ? half + atomic_fetch_add(&t->next_read, 1) : atomic_fetch_add(&t->next, 1);
@@ -147,7 +157,7 @@ static bool worker(int thread, void *arg)
 	}
 }
 
-bool disk_run(const char *what, size_t bytes, int workers, double *begin, double *end, double *cpu, size_t *moved)
+bool disk_run(const char *what, int workers, double *begin, double *end, double *cpu, size_t *moved)
 {
 	struct transfer t = {.all_write = strcmp(what, "fresh") == 0 || strcmp(what, "write") == 0,
 			     .mixed = strcmp(what, "mixed") == 0};
@@ -167,8 +177,6 @@ bool disk_run(const char *what, size_t bytes, int workers, double *begin, double
 	*begin = now();
 	if (fresh && !make_files())
 		return false;
-	for (size_t sum = 0; t.njobs < disk.njobs && (bytes == 0 || sum < bytes); t.njobs++)
-		sum += disk.jobs[t.njobs].bytes;
 	bool ok = on_threads(workers, worker, &t);
 	*end = now();
 	*cpu = cpu_seconds() - *cpu;

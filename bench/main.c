@@ -1,7 +1,6 @@
 /* main.c: the commands of ebb-bench-rank; rank.h tells what it is. */
 #include "rank.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -24,8 +23,6 @@ static struct {
 	int nruntimes;
 	const char *dirs[MAX_DIRS]; /* of raw files */
 	int ndirs;
-	const char *own[MAX_DIRS]; /* directories made for this process, removed at its end */
-	int nown;
 	int device; /* -1: none is used */
 } given = {.device = -1};
 
@@ -104,29 +101,6 @@ bool on_threads(int count, bool (*work)(int thread, void *arg), void *arg)
 		ok = threads[i].ok && ok;
 	}
 	return ok;
-}
-
-/* Removes the files of this process's own directories, and those and the one around them. Whoever
- * started this process does it too; this is for when that one is dead. */
-static void remove_own(void)
-{
-	for (int i = 0; i < given.nown; i++) {
-		DIR *dir = opendir(given.own[i]);
-		struct dirent *entry;
-		char around[4096];
-
-		while (dir != NULL && (entry = readdir(dir)) != NULL)
-			unlinkat(dirfd(dir), entry->d_name, 0); /* refuses directories */
-		if (dir != NULL)
-			closedir(dir);
-		rmdir(given.own[i]);
-		snprintf(around, sizeof(around), "%s", given.own[i]);
-		char *slash = strrchr(around, '/');
-		if (slash != NULL) {
-			*slash = 0;
-			rmdir(around); /* fails while other processes have theirs in it */
-		}
-	}
 }
 
 static void reply(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -319,12 +293,12 @@ static bool do_disk_open(const struct arguments *a)
 static bool do_disk(const struct arguments *a)
 {
 	const char *op;
-	uint64_t bytes, workers;
+	uint64_t workers;
 	double begin, end, cpu;
 	size_t moved;
 
-	if (!need_text(a, "op", &op) || !need_number(a, "bytes", &bytes) || !need_number(a, "workers", &workers) ||
-	    !disk_run(op, bytes, (int)workers, &begin, &end, &cpu, &moved))
+	if (!need_text(a, "op", &op) || !need_number(a, "workers", &workers) ||
+	    !disk_run(op, (int)workers, &begin, &end, &cpu, &moved))
 		return false;
 	reply("ok begin=%.9f end=%.9f cpu=%.6f bytes=%zu\n", begin, end, cpu, moved);
 	return true;
@@ -411,7 +385,7 @@ static bool obey(char *line)
 
 static int usage(void)
 {
-	fprintf(stderr, "usage: ebb-bench-rank [--device N --runtime LIBCUDART…] [--dir DIR…] [--own DIR…] 3>answers\n"
+	fprintf(stderr, "usage: ebb-bench-rank [--device N --runtime LIBCUDART…] [--dir DIR…] 3>answers\n"
 			"ebb bench starts it.\n");
 	return 2;
 }
@@ -439,8 +413,6 @@ int main(int argc, char **argv)
 			ok = take(value, given.runtimes, &given.nruntimes, MAX_RUNTIMES);
 		else if (ok && strcmp(flag, "--dir") == 0)
 			ok = take(value, given.dirs, &given.ndirs, MAX_DIRS);
-		else if (ok && strcmp(flag, "--own") == 0)
-			ok = take(value, given.own, &given.nown, MAX_DIRS);
 		else
 			ok = false;
 		if (!ok)
@@ -448,9 +420,6 @@ int main(int argc, char **argv)
 	}
 	if (fcntl(REPLIES, F_GETFD) < 0)
 		return usage();
-	/* Registered before any library of the test registers its own: those run first. */
-	if (atexit(remove_own) != 0)
-		return 1;
 	fcntl(REPLIES, F_SETFD, FD_CLOEXEC);
 	/* Where nobody reads the answers any more, the input ends too, and then the process. */
 	signal(SIGPIPE, SIG_IGN);

@@ -116,8 +116,8 @@ struct disk_setup {
 };
 bool disk_open(const struct disk_setup *setup);
 /* what: fresh (new files, preallocated, written), write (in place), read, mixed (one half is written
- * while the other is read). bytes 0: all. */
-bool disk_run(const char *what, size_t bytes, int workers, double *begin, double *end, double *cpu, size_t *moved);
+ * while the other is read). */
+bool disk_run(const char *what, int workers, double *begin, double *end, double *cpu, size_t *moved);
 void disk_close(void);
 
 /* ---- copies.c ---------------------------------------------------------------------------------- */

@@ -122,9 +122,19 @@ func benchVerb(ctx context.Context, o bench.Options, asJSON, asSVG string) error
 	report, err := bench.Run(ctx, o)
 	stop()
 	showing.end()
-	if err != nil {
-		return benchFailed(err)
+	if err == nil {
+		return printBench(report, asJSON, asSVG)
 	}
+	if len(report.Figures) > 0 { // what was measured until then
+		if err := printBench(report, asJSON, asSVG); err != nil {
+			say(oneLine(err))
+		}
+	}
+	return benchFailed(err)
+}
+
+// printBench writes the result where it was asked for.
+func printBench(report bench.Report, asJSON, asSVG string) error {
 	if asSVG != "" {
 		var drawing bytes.Buffer
 		if err := report.WriteSVG(&drawing); err != nil {

@@ -45,12 +45,17 @@ type actor struct {
 	lib    library
 	rank   *rank
 	bytes  uint64
-	zero   uint64 // of them, in gradients that are zero
+	row    string // whose time it is
+	zero   uint64 // of the bytes, in gradients that are zero
+	rounds int    // in which it takes part, from the first on; 0: all
+	sum    string // checksum that its content must have after the next resume
 	pauses operations
 	wakes  operations // resumes
 	again  operations // second pauses, where there are some
 	third  operations // pauses after a touch
-	shape  shape
+
+	shape   shape
+	staging uint64 // pinned bytes, as ebb tells
 }
 
 // shape is how ebb moves bytes: what raw arms do likewise.
@@ -89,6 +94,7 @@ type actorOptions struct {
 	adamw  bool
 	disks  []*folder // nil: all
 	env    []string
+	row    string // whose time it is
 }
 
 // pieceBytes is the largest allocation of an actor that is cut into several.
@@ -102,14 +108,20 @@ func (s *session) actor(lib library, o actorOptions) (*actor, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &actor{s: s, lib: lib, rank: r, bytes: o.bytes}
-	if !o.adamw {
+	a := &actor{s: s, lib: lib, rank: r, bytes: o.bytes, row: o.row}
+	if o.adamw {
+		var made []float64
+		made, err = r.measure(fmt.Sprintf("adamw tag=all backup=%s bytes=%d", o.backup, o.bytes), "bytes", "zero")
+		if err == nil {
+			a.bytes, a.zero = uint64(made[0]), uint64(made[1])
+		}
+	} else {
 		_, err = r.call("alloc tag=all backup=%s bytes=%d pieces=%d", o.backup, o.bytes, o.pieces)
-		return a, err
 	}
-	made, err := r.measure(fmt.Sprintf("adamw tag=all backup=%s bytes=%d", o.backup, o.bytes), "bytes", "zero")
-	if err == nil {
-		a.bytes, a.zero = uint64(made[0]), uint64(made[1])
+	if err == nil && lib.ebb && s.report.Machine.Device == "" {
+		var st status
+		st, err = r.status()
+		s.report.Machine.Device = st.Device
 	}
 	return a, err
 }
@@ -118,16 +130,30 @@ func (s *session) actor(lib library, o actorOptions) (*actor, error) {
 func (s *session) actors(o actorOptions) ([]*actor, error) {
 	var actors []*actor
 	for _, lib := range s.libs {
-		a, err := s.actor(lib, o)
-		if err == nil {
-			err = a.warmUp()
-		}
+		a, err := s.warmActor(lib, o)
 		if err != nil {
 			return nil, err
 		}
 		actors = append(actors, a)
 	}
 	return actors, nil
+}
+
+// warmActor starts an actor and carries out a first cycle, which makes files, buffers and streams;
+// bytes must survive it.
+func (s *session) warmActor(lib library, o actorOptions) (*actor, error) {
+	defer s.timing(o.row)()
+	a, err := s.actor(lib, o)
+	if err == nil {
+		err = a.fill()
+	}
+	if err == nil {
+		err = a.verify()
+	}
+	if err == nil && lib.ebb && s.report.Setup.Block == 0 {
+		s.noteShape(a.shape)
+	}
+	return a, err
 }
 
 // fill gives the actor new content.
@@ -171,7 +197,7 @@ func (a *actor) operate(verb string) (operation, error) {
 	if last != nil {
 		o.out = *last
 	}
-	a.shape = shapeOf(st)
+	a.shape, a.staging = shapeOf(st), st.StagingBytes
 	return o, nil
 }
 
@@ -195,18 +221,9 @@ func (a *actor) timed(verb string, notes *operations) error {
 	return nil
 }
 
-// warmUp is a first cycle, which makes files, buffers and streams; bytes must survive it.
-func (a *actor) warmUp() error {
-	if err := a.fill(); err != nil {
-		return err
-	}
-	return a.verify()
-}
-
 // verify is a cycle that is not measured, after which every byte must be what it was.
 func (a *actor) verify() error {
-	before, err := a.checksum()
-	if err != nil {
+	if err := a.remember(); err != nil {
 		return err
 	}
 	for _, verb := range []string{"pause", "resume"} {
@@ -214,21 +231,22 @@ func (a *actor) verify() error {
 			return err
 		}
 	}
-	after, err := a.checksum()
-	if err == nil && before != after {
-		err = &RankError{Who: a.rank.who, Command: "checksum", Text: "BYTES DIFFER after a pause and resume"}
-	}
+	return a.compare()
+}
+
+// remember takes the checksum that compare will ask for.
+func (a *actor) remember() (err error) {
+	a.sum, err = a.checksum()
 	return err
 }
 
-// finish verifies the content of actors once more and ends them.
-func (s *session) finish(actors ...*actor) error {
-	for _, a := range actors {
-		if err := a.verify(); err != nil {
-			return err
-		}
+// compare is an error unless every byte is what it was.
+func (a *actor) compare() error {
+	sum, err := a.checksum()
+	if err == nil && sum != a.sum {
+		err = &RankError{Who: a.rank.who, Command: "checksum", Text: "BYTES DIFFER after a pause and resume"}
 	}
-	return s.endActors(actors...)
+	return err
 }
 
 func (s *session) endActors(actors ...*actor) error {
@@ -241,57 +259,87 @@ func (s *session) endActors(actors ...*actor) error {
 }
 
 // arm is one side of a comparison.
-type arm func() error
+type arm struct {
+	row string // whose time it is
+	do  func() error
+}
 
-// inTurn carries out arms one after the other, beginning with another one each round.
+// inTurn carries out arms one after the other, backwards in every other round: neighbours stay
+// neighbours, and either comes first as often as the other.
 func (s *session) inTurn(round int, arms ...arm) error {
-	for _, do := range rotated(arms, round) {
-		if err := do(); err != nil {
+	for _, one := range alternated(arms, round) {
+		stop := s.timing(one.row)
+		err := one.do()
+		stop()
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// pauseArms and resumeArms are the arms of actors.
-func pauseArms(actors []*actor) []arm {
-	var arms []arm
+// arms are those of actors, each carrying out a pause or resume that is noted.
+func arms(actors []*actor, verb string) []arm {
+	var list []arm
 	for _, a := range actors {
-		arms = append(arms, func() error { return a.timed("pause", &a.pauses) })
-	}
-	return arms
-}
-
-func resumeArms(actors []*actor) []arm {
-	var arms []arm
-	for _, a := range actors {
-		arms = append(arms, func() error { return a.timed("resume", &a.wakes) })
-	}
-	return arms
-}
-
-// fillAll gives actors new content.
-func fillAll(actors []*actor) error {
-	for _, a := range actors {
-		if err := a.fill(); err != nil {
-			return err
+		notes := &a.pauses
+		if verb == "resume" {
+			notes = &a.wakes
 		}
+		list = append(list, arm{a.row, func() error { return a.timed(verb, notes) }})
 	}
-	return nil
+	return list
 }
 
 // rounds carries out cycles: every actor gets new content and is paused and resumed, with further
-// arms in turn with either.
-func (s *session) rounds(actors []*actor, besidePause, besideResume []arm) error {
+// arms in turn with either. In its last round an actor's bytes are compared. after, if any, ends a
+// round.
+func (s *session) rounds(actors []*actor, besidePause, besideResume []arm, after func() error) error {
 	for round := range s.o.Rounds {
 		s.say(round)
-		if err := fillAll(actors); err != nil {
+		var playing, last []*actor
+		for _, a := range actors {
+			rounds := s.o.Rounds
+			if a.rounds > 0 {
+				rounds = min(a.rounds, rounds)
+			}
+			if round < rounds {
+				playing = append(playing, a)
+			}
+			if round == rounds-1 {
+				last = append(last, a)
+			}
+		}
+		err := each(playing, (*actor).fill)
+		if err == nil {
+			err = each(last, (*actor).remember)
+		}
+		if err == nil {
+			err = s.inTurn(round, slices.Concat(besidePause, arms(playing, "pause"))...)
+		}
+		if err == nil {
+			err = s.inTurn(round, slices.Concat(besideResume, arms(playing, "resume"))...)
+		}
+		if err == nil {
+			err = each(last, (*actor).compare)
+		}
+		if err == nil && after != nil {
+			err = after()
+		}
+		if err != nil {
 			return err
 		}
-		if err := s.inTurn(round, slices.Concat(besidePause, pauseArms(actors))...); err != nil {
-			return err
-		}
-		if err := s.inTurn(round, slices.Concat(besideResume, resumeArms(actors))...); err != nil {
+	}
+	return nil
+}
+
+// each does the same with actors, one after the other.
+func each(actors []*actor, do func(*actor) error) error {
+	for _, a := range actors {
+		stop := a.s.timing(a.row)
+		err := do(a)
+		stop()
+		if err != nil {
 			return err
 		}
 	}

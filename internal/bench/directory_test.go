@@ -4,6 +4,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -39,77 +40,44 @@ func TestDirectoriesThatCannotBeMeasured(t *testing.T) {
 	}
 }
 
-// A run removes what dead runs left, and nothing else.
-func TestFoldersOfDeadRunsAreRemoved(t *testing.T) {
+func TestADiskWithoutRoom(t *testing.T) {
 	base := diskDir(t)
-	dead, live := filepath.Join(base, runPrefix+"dead"), filepath.Join(base, runPrefix+"live")
-	foreign := filepath.Join(base, "mine")
-	for _, dir := range []string{dead, live, foreign} {
-		if err := os.MkdirAll(filepath.Join(dir, "rank-1"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "rank-1", "ebb-x.bak"), []byte("x"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	lock, err := lockFolder(live)
-	if err != nil || lock == nil {
-		t.Fatal(lock, err)
-	}
-	defer lock.Close()
-
-	f, err := makeFolder(base)
-	if err != nil {
-		t.Fatal(err)
-	}
-	path, err := f.forRank()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(path, "y"), []byte("y"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(dead); !os.IsNotExist(err) {
-		t.Errorf("the folder of a dead run is still there (%v)", err)
-	}
-	// A second run at the same time takes neither the first one's nor the other's.
-	g, err := makeFolder(base)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, kept := range []string{live, foreign} {
-		if _, err := os.Stat(filepath.Join(kept, "rank-1", "ebb-x.bak")); err != nil {
-			t.Error(err)
-		}
-	}
-	if _, err := os.Stat(filepath.Join(path, "y")); err != nil {
-		t.Error(err)
-	}
-	for _, one := range []*folder{f, g} {
-		if err := one.remove(); err != nil {
-			t.Error(err)
-		}
-		if _, err := os.Stat(one.path); !os.IsNotExist(err) {
-			t.Errorf("%s is still there (%v)", one.path, err)
-		}
+	f := newRun(t, base)
+	s := &session{o: NewOptions(), bytes: 1 << 50, libs: []library{{}}, folders: []*folder{f}, freeDevice: math.MaxUint64}
+	s.o.Rows = []string{"pause"}
+	err := s.fits(s.need())
+	if launch.StatusOf(err) != launch.StatusUsage || !strings.Contains(err.Error(), "in "+base+" at a time and ") {
+		t.Errorf("error %v", err)
 	}
 }
 
-func TestADiskWithoutRoom(t *testing.T) {
-	base := diskDir(t)
-	f, err := makeFolder(base)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := f.remove(); err != nil {
-			t.Error(err)
+// Actors that do not fit into the room at the same time are measured one after the other.
+func TestPartsShareTheRoomThereIs(t *testing.T) {
+	rows := func(passes [][]part) (all [][]string) {
+		for _, together := range passes {
+			var names []string
+			for _, p := range together {
+				names = append(names, p.rows[0])
+			}
+			all = append(all, names)
 		}
-	}()
-	s := &session{o: NewOptions(), bytes: 1 << 50, libs: []library{{}}, folders: []*folder{f}}
-	s.o.Rows = []string{"pause"}
-	err = s.checkRoom(math.MaxUint64)
-	if launch.StatusOf(err) != launch.StatusUsage || !strings.Contains(err.Error(), "in "+base+" at a time and ") {
-		t.Errorf("error %v", err)
+		return all
+	}
+	s := &session{o: NewOptions(), bytes: gib, libs: []library{{}}}
+	s.o.Device, s.o.GiB, s.o.Rows = launch.DeviceSoft, 1, []string{"pause", "chunk", "adamw", "unchanged", "small"}
+	for free, want := range map[uint64][][]string{
+		16 * gib: {{"pause", "chunk", "adamw", "unchanged", "small"}},
+		4 * gib:  {{"pause", "chunk", "adamw", "unchanged"}, {"small"}},
+		3 * gib:  {{"pause", "chunk"}, {"adamw", "unchanged"}, {"small"}},
+	} {
+		s.freeDevice = free
+		got, err := s.share()
+		if err != nil || !slices.EqualFunc(rows(got), want, slices.Equal) {
+			t.Errorf("%d GiB free: %v, %v; want %v", free/gib, rows(got), err, want)
+		}
+	}
+	s.freeDevice = 2 * gib
+	if got, err := s.share(); launch.StatusOf(err) != launch.StatusUsage {
+		t.Errorf("2 GiB free: %v, %v", rows(got), err)
 	}
 }

@@ -59,3 +59,17 @@ func FuzzFlags(f *testing.F) {
 		}
 	})
 }
+
+// What is taken for a marker is one of a run's folder, whatever is in the file.
+func FuzzMarker(f *testing.F) {
+	f.Add([]byte(`{"version":1,"name":"ebb-bench-0123456789abcdef","folder":{"dev":1,"ino":2,"born":3},"owner":{}}`))
+	f.Add([]byte(`{"version":1,"name":"ebb-bench-../../x"}`))
+	f.Add([]byte(`{`))
+	f.Add([]byte(``))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		m := parseMarker(text)
+		if m != nil && (m.Version != markerVersion || !runName.MatchString(m.Name) || strings.Contains(m.Name, "/")) {
+			t.Errorf("%q is taken as %+v", text, m)
+		}
+	})
+}

@@ -160,9 +160,9 @@ func TestMemoryOfTheMachine(t *testing.T) {
 func TestNamesOfLibrariesAreShort(t *testing.T) {
 	for path, want := range map[string]string{
 		"/x/torch_memory_saver_hook_mode_preload_cu13.abi3.so": "tms",
-		"/x/libsomething.so.1":             "something",
-		"/x/libebb.so":                     "other",
-		"/x/libaverylongnameofalibrary.so": "averylongnam",
+		"/x/libsomething.so.1":                                 "something",
+		"/x/libebb.so":                                         "other",
+		"/x/libaverylongnameofalibrary.so":                     "averylongnam",
 	} {
 		if got := againstName(path); got != want {
 			t.Errorf("%s is called %q, want %q", path, got, want)

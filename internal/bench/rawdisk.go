@@ -17,20 +17,18 @@ func (r *rank) openFiles(bytes uint64, sh shape) (rawFiles, error) {
 	return rawFiles{r, sh}, err
 }
 
-// writtenFiles are raw files that have been written and read once.
+// writtenFiles are raw files that have been written once.
 func (r *rank) writtenFiles(bytes uint64, sh shape) (rawFiles, error) {
 	f, err := r.openFiles(bytes, sh)
-	for _, what := range []string{"fresh", "read"} {
-		if err == nil {
-			_, err = f.move(what, 0)
-		}
+	if err == nil {
+		_, err = f.move("fresh")
 	}
 	return f, err
 }
 
-// move carries out a transfer: fresh, write, read or mixed, of the first so many bytes (0: of all),
-// with as many workers as ebb uses for it.
-func (f rawFiles) move(what string, bytes uint64) (operation, error) {
+// move carries out a transfer of all bytes: fresh, write, read or mixed, with as many workers as ebb
+// uses for it.
+func (f rawFiles) move(what string) (operation, error) {
 	workers := f.shape.writers
 	switch what {
 	case "read":
@@ -38,22 +36,22 @@ func (f rawFiles) move(what string, bytes uint64) (operation, error) {
 	case "mixed":
 		workers = f.shape.writers + f.shape.readers
 	}
-	v, err := f.rank.measure(fmt.Sprintf("disk op=%s bytes=%d workers=%d", what, bytes, workers), "begin", "end", "cpu", "bytes")
+	v, err := f.rank.measure(fmt.Sprintf("disk op=%s workers=%d", what, workers), "begin", "end", "cpu", "bytes")
 	if err != nil {
 		return operation{}, err
 	}
 	return operation{begin: v[0], end: v[1], cpu: v[2], bytes: uint64(v[3])}, nil
 }
 
-// arm is a transfer of all bytes as an arm.
-func (f rawFiles) arm(what string, notes *operations) arm {
-	return func() error {
-		o, err := f.move(what, 0)
+// arm is a transfer as an arm.
+func (f rawFiles) arm(row, what string, notes *operations) arm {
+	return arm{row, func() error {
+		o, err := f.move(what)
 		if err == nil {
 			*notes = append(*notes, o)
 		}
 		return err
-	}
+	}}
 }
 
 // close gives back the room of the files.
@@ -72,14 +70,14 @@ func (r *rank) openCopies(bytes uint64) error {
 }
 
 // copyArm is a copy to the host or to the device as an arm.
-func (r *rank) copyArm(to string, bytes uint64, notes *operations) arm {
-	return func() error {
+func (r *rank) copyArm(row, to string, bytes uint64, notes *operations) arm {
+	return arm{row, func() error {
 		v, err := r.measure(fmt.Sprintf("copy to=%s bytes=%d", to, bytes), "seconds")
 		if err == nil {
 			*notes = append(*notes, operation{bytes: bytes, end: v[0]})
 		}
 		return err
-	}
+	}}
 }
 
 func (r *rank) closeCopies() error {

@@ -14,6 +14,15 @@ type Report struct {
 	Setup       Setup    `json:"setup"`
 	Figures     []Figure `json:"figures"` // ratios first
 	Points      []Point  `json:"points"`
+	Took        []Took   `json:"took"`            // where the time went
+	Seconds     float64  `json:"seconds"`         // of the run
+	Ended       string   `json:"ended,omitempty"` // why it ended early; then rows or rounds are missing
+}
+
+// Took is the time for some rows.
+type Took struct {
+	What    string  `json:"what"`
+	Seconds float64 `json:"seconds"`
 }
 
 // Machine is where it was measured.
@@ -69,8 +78,10 @@ type Figure struct {
 	Library string `json:"library"`
 	Unit    string `json:"unit"` // empty: a ratio
 	Interval
-	Values  []float64 `json:"values"`          // round by round
-	Sides   []Side    `json:"sides,omitempty"` // of a ratio: what was divided by what
+	Values  []float64 `json:"values"`             // round by round
+	AtLeast *float64  `json:"at_least,omitempty"` // the goal, for the lower end of the interval
+	AtMost  *float64  `json:"at_most,omitempty"`  // the same for the upper end
+	Sides   []Side    `json:"sides,omitempty"`    // of a ratio: what was divided by what
 	Note    string    `json:"note,omitempty"`
 	Missing string    `json:"not_available,omitempty"` // why there is no figure
 }
@@ -98,8 +109,10 @@ type series struct {
 
 func (s series) side() Side { return Side{What: s.what, Unit: s.unit, Median: median(s.values)} }
 
-// ratio is a figure of paired ratios.
+// ratio is a figure of paired ratios, of the rounds that both have.
 func ratio(row, library, what string, above, below series) Figure {
+	n := min(len(above.values), len(below.values))
+	above.values, below.values = above.values[:n], below.values[:n]
 	f := value(row, library, what, unitRatio, paired(above.values, below.values))
 	f.Sides = []Side{above.side(), below.side()}
 	return f
@@ -107,6 +120,16 @@ func ratio(row, library, what string, above, below series) Figure {
 
 func (f Figure) noting(note string) Figure {
 	f.Note = note
+	return f
+}
+
+func (f Figure) atLeast(goal float64) Figure {
+	f.AtLeast = &goal
+	return f
+}
+
+func (f Figure) atMost(goal float64) Figure {
+	f.AtMost = &goal
 	return f
 }
 

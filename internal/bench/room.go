@@ -29,41 +29,48 @@ const (
 	rankHost     = 512 * mib
 )
 
+// plus is what two take at the same time.
+func (n need) plus(m need) need {
+	return need{n.device + m.device, n.host + m.host, n.disk + m.disk, n.processes + m.processes}
+}
+
+// most is what two take one after the other.
+func (n need) most(m need) need {
+	return need{max(n.device, m.device), max(n.host, m.host), max(n.disk, m.disk), max(n.processes, m.processes)}
+}
+
 // need is the peak over all experiments asked for.
 func (s *session) need() need {
 	var n need
 	for _, e := range s.experiments() {
-		one := e.need(s)
-		n.device, n.host = max(n.device, one.device), max(n.host, one.host)
-		n.disk, n.processes = max(n.disk, one.disk), max(n.processes, one.processes)
+		n = n.most(e.need(s))
 	}
 	return n
 }
 
-// checkRoom refuses a run for which there is too little memory or disk.
-func (s *session) checkRoom(freeDevice uint64) error {
-	n := s.need()
+// fits is an error where there is too little memory or disk for that.
+func (s *session) fits(n need) error {
 	const remedy = "choose less with --gib, or fewer rows with --rows"
 	device := n.device + min(n.device, gib) // raw copies
 	if !s.o.soft() {
 		device += uint64(n.processes) * contextBytes
 	}
-	if device > freeDevice {
+	if device > s.freeDevice {
 		return launch.Usagef("this run takes %s of device memory at a time and %s are free: %s",
-			humanize.IBytes(device), humanize.IBytes(freeDevice), remedy)
+			humanize.IBytes(device), humanize.IBytes(s.freeDevice), remedy)
 	}
-	host, available := n.host+uint64(n.processes)*rankHost, memory("MemAvailable")
+	host := n.host + uint64(n.processes)*rankHost
 	if s.o.soft() {
 		host = n.host + n.device + uint64(n.processes)*uint64(s.o.ChunkMB)*mib // its device memory is host memory
 	}
-	if available > 0 && host > available {
+	if s.freeHost > 0 && host > s.freeHost {
 		return launch.Usagef("this run takes %s of host memory at a time and %s are available: %s",
-			humanize.IBytes(host), humanize.IBytes(available), remedy)
+			humanize.IBytes(host), humanize.IBytes(s.freeHost), remedy)
 	}
 	disk := n.disk + n.disk/16 // what a file system takes for itself
 	for _, f := range s.folders {
 		var st unix.Statfs_t
-		if err := unix.Statfs(f.path, &st); err != nil {
+		if err := unix.Fstatfs(int(f.dir.Fd()), &st); err != nil {
 			return fmt.Errorf("look for room in %s: %w", f.base, err)
 		}
 		share, free := disk/uint64(len(s.folders)), st.Bavail*uint64(st.Bsize)

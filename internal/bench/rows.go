@@ -17,11 +17,11 @@ var Rows = []Row{
 	{"first-pause", "first pause of a process / raw write into fresh extents, preparation included"},
 	{"chunk", "staging of 64 MiB / of 256 MiB"},
 	{"cpu-first", "host memory: first pause of a process, making the memory included"},
-	{"cpu", "host memory: later pauses and resumes / pinned copies"},
+	{"cpu", "host memory: later pauses and resumes / pinned copies; without keeping it"},
 	{"host-half", "half the bytes in host memory, half on disk: time / all on disk"},
 	{"adamw", "an actor of AdamW with zeroed gradients: logical rate / raw write"},
 	{"unchanged", "second pause of an unchanged actor, and of one changed in a tenth"},
-	{"small", "10,000 x 2 MiB (fewer where --gib says so) / one large allocation"},
+	{"small", "10,000 x 2 MiB (fewer where --gib says so) / few large allocations"},
 	{"pinned", "host memory pinned while the actor grows 8 times"},
 	{"ranks", "several ranks on the disks: sum / raw sum, slowest / fastest"},
 	{"sizes", "seconds against bytes, from an eighth of the size on"},
@@ -49,35 +49,22 @@ type experiment struct {
 var experiments []experiment
 
 func init() {
-	n := func(s *session) uint64 { return uint64(len(s.libs)) }
+	var cycled []string
+	for _, p := range parts {
+		cycled = append(cycled, p.rows...)
+	}
 	experiments = []experiment{
-		{"pause and resume", []string{"pause", "resume", "checks", "cpu-seconds"}, func(s *session) need {
-			return need{device: n(s) * s.bytes, disk: (n(s) + 1) * s.bytes, processes: 1 + len(s.libs)}
-		}, (*session).cycles},
+		{"cycles to disk", cycled, (*session).needOfCycles, (*session).cycles},
 		{"first pause", []string{"first-pause"}, func(s *session) need {
 			return need{device: s.bytes, disk: 2 * s.bytes, processes: 2}
 		}, (*session).firstPauses},
-		{"chunk", []string{"chunk"}, func(s *session) need {
-			return need{device: 2 * s.bytes, disk: 2 * s.bytes, processes: 3}
-		}, (*session).chunks},
 		{"host memory, first pause", []string{"cpu-first"}, func(s *session) need {
 			return need{device: s.bytes, host: s.bytes, processes: 2}
 		}, (*session).firstHostPauses},
 		{"host memory", []string{"cpu"}, func(s *session) need {
-			return need{device: n(s) * s.bytes, host: n(s) * s.bytes, processes: 1 + len(s.libs)}
+			n := len(s.libs) + 1
+			return need{device: uint64(n) * s.bytes, host: uint64(n) * s.bytes, processes: 1 + n}
 		}, (*session).hostCycles},
-		{"half in host memory", []string{"host-half"}, func(s *session) need {
-			return need{device: 2 * s.bytes, host: s.bytes / 2, disk: 2 * s.bytes, processes: 3}
-		}, (*session).hostHalf},
-		{"AdamW actor", []string{"adamw"}, func(s *session) need {
-			return need{device: n(s) * s.bytes, disk: (n(s) + 1) * s.bytes, processes: 1 + len(s.libs)}
-		}, (*session).adamw},
-		{"unchanged actor", []string{"unchanged"}, func(s *session) need {
-			return need{device: n(s) * s.bytes, disk: n(s) * s.bytes, processes: 1 + len(s.libs)}
-		}, (*session).unchanged},
-		{"small allocations", []string{"small"}, func(s *session) need {
-			return need{device: 2 * s.smallBytes(), disk: 2 * s.smallBytes(), processes: 3}
-		}, (*session).small},
 		{"growing actor", []string{"pinned"}, func(s *session) need {
 			return need{device: s.bytes, disk: s.bytes, processes: 2}
 		}, (*session).pinned},
@@ -85,15 +72,17 @@ func init() {
 			sum := uint64(s.o.Ranks) * s.rankBytes()
 			return need{device: sum, disk: 2 * sum, processes: 1 + s.o.Ranks}
 		}, (*session).ranks},
-		{"sizes", []string{"sizes"}, func(s *session) need {
-			var sum uint64
-			for _, size := range s.sizesOf() {
-				sum += size
-			}
-			return need{device: n(s) * sum, disk: n(s)*sum + s.bytes, processes: 1 + len(s.libs)*len(s.sizesOf())}
-		}, (*session).sizes},
 		{"raw limits", []string{"raw"}, func(s *session) need {
 			return need{device: s.bytes, disk: s.bytes, processes: 2}
 		}, (*session).rawLimits},
 	}
+}
+
+// needOfCycles is the most that a part takes by itself. Those that fit share their rounds.
+func (s *session) needOfCycles() need {
+	var n need
+	for _, p := range s.parts() {
+		n = n.most(s.needOf([]part{p}))
+	}
+	return n
 }

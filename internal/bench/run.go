@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -27,15 +28,30 @@ type session struct {
 	disks    []Disk
 	folders  []*folder
 	program  string
-	own      map[*rank][]string // the folders of each rank that is alive
-	raw      *rank              // on the device, without a library
-	seed     uint64             // of the latest content
+	own      map[*rank][]rankFolder // the folders of each rank that is alive
+	raw      *rank                  // on the device, without a library
+	seed     uint64                 // of the latest content
 	report   Report
 	now      string // what is being measured, for Progress
+
+	freeDevice, freeHost uint64 // before the run; freeHost 0: not known
+
+	shape shape // of ebb's transfers to disk; block 0: not known yet
+
+	rawWrites, rawReads, rawFresh operations // of rows that are done, for the row raw
 }
 
-// Run measures. It leaves no file and no process behind, whatever happens; ctx ends it.
+// rankFolder is a process's folder in one of the run's.
+type rankFolder struct {
+	of   *folder
+	name string
+}
+
+// Run measures. It leaves no file and no process behind, whatever happens; ctx ends it. With an error
+// the report has what was measured until then: rows that were finished, and where ctx ended the run
+// also the rounds that were.
 func Run(ctx context.Context, o Options) (report Report, err error) {
+	begin := time.Now()
 	s, err := newSession(ctx, o)
 	if err != nil {
 		return Report{}, err
@@ -47,6 +63,12 @@ func Run(ctx context.Context, o Options) (report Report, err error) {
 		if ctx.Err() != nil { // what fails then fails because of it
 			err = context.Cause(ctx)
 		}
+		report = s.report
+		report.sort()
+		report.Seconds = time.Since(begin).Seconds()
+		if err != nil {
+			report.Ended = err.Error()
+		}
 	}()
 	if err := s.open(); err != nil {
 		return Report{}, err
@@ -57,13 +79,28 @@ func Run(ctx context.Context, o Options) (report Report, err error) {
 			return Report{}, err
 		}
 	}
-	s.report.sort()
-	return s.report, nil
+	return Report{}, nil
+}
+
+// interrupted reports whether the run is to end. What was measured until then counts.
+func (s *session) interrupted() bool { return s.ctx.Err() != nil }
+
+// timing counts the time until the result is called as that of some rows.
+func (s *session) timing(rows string) (stop func()) {
+	begin := time.Now()
+	return func() {
+		seconds := time.Since(begin).Seconds()
+		i := slices.IndexFunc(s.report.Took, func(t Took) bool { return t.What == rows })
+		if i < 0 {
+			i, s.report.Took = len(s.report.Took), append(s.report.Took, Took{What: rows})
+		}
+		s.report.Took[i].Seconds += seconds
+	}
 }
 
 // newSession checks what can be checked without starting or making anything.
 func newSession(ctx context.Context, o Options) (*session, error) {
-	s := &session{ctx: ctx, o: o, bytes: o.bytes(), own: map[*rank][]string{}}
+	s := &session{ctx: ctx, o: o, bytes: o.bytes(), own: map[*rank][]rankFolder{}, freeHost: memory("MemAvailable")}
 	if o.Progress == nil {
 		s.o.Progress = func(string) {}
 	}
@@ -108,7 +145,7 @@ func newSession(ctx context.Context, o Options) (*session, error) {
 // open makes the folders, starts the raw process and checks that there is room for the run.
 func (s *session) open() error {
 	for _, disk := range s.disks {
-		f, err := makeFolder(disk.Dir)
+		f, err := makeFolder(disk.Dir, s.o.Warn)
 		if err != nil {
 			return launch.Usagef("disk directory %s: %w", disk.Dir, err)
 		}
@@ -124,7 +161,8 @@ func (s *session) open() error {
 	if err != nil {
 		return err
 	}
-	if err := s.checkRoom(uint64(free[0])); err != nil {
+	s.freeDevice = uint64(free[0])
+	if err := s.fits(s.need()); err != nil {
 		return err
 	}
 	s.report = Report{
@@ -133,7 +171,7 @@ func (s *session) open() error {
 		Setup:   Setup{Bytes: s.bytes, Rounds: s.o.Rounds, Ranks: s.o.Ranks, ChunkMB: s.o.ChunkMB, Against: s.o.Against},
 		Points:  []Point{},
 	}
-	return s.learn()
+	return nil
 }
 
 // deviceError is the error of a run whose first process does not work.
@@ -167,8 +205,12 @@ func (s *session) close() error {
 		errs = append(errs, s.end(r))
 	}
 	for _, f := range s.folders {
-		if err := f.remove(); err != nil {
+		why, err := f.close()
+		if err != nil {
 			errs = append(errs, fmt.Errorf("remove the files of this run: %w", err))
+		}
+		if why != "" {
+			s.o.Warn(f.stays(why))
 		}
 	}
 	return errors.Join(errs...)
@@ -180,7 +222,8 @@ func (s *session) start(lib library, device bool, disks []*folder, more ...strin
 	if disks == nil {
 		disks = s.folders
 	}
-	var args, own []string
+	var args, dirs []string
+	var own []rankFolder
 	if device {
 		args = append(args, "--device", fmt.Sprint(s.o.device()))
 		for _, path := range s.runtimes {
@@ -188,15 +231,16 @@ func (s *session) start(lib library, device bool, disks []*folder, more ...strin
 		}
 	}
 	for _, disk := range disks {
-		path, err := disk.forRank()
+		name, err := disk.forRank()
 		if err != nil {
 			return nil, errors.Join(err, removeAll(own))
 		}
-		own = append(own, path)
-		args = append(args, "--dir", path, "--own", path)
+		own = append(own, rankFolder{disk, name})
+		dirs = append(dirs, filepath.Join(disk.path, name))
+		args = append(args, "--dir", filepath.Join(disk.path, name))
 	}
 	if lib.path != "" {
-		more = append(slices.Clone(more), s.settings(lib, own)...)
+		more = append(s.settings(lib, dirs), more...) // the last of a name holds
 	}
 	r, err := startRank(s.ctx, "the process of "+lib.name, s.program, args, environment(s.o, s.runtimes, lib, more...))
 	if err != nil {
@@ -216,13 +260,14 @@ func (s *session) start(lib library, device bool, disks []*folder, more ...strin
 // settings are the variables of a library.
 func (s *session) settings(lib library, dirs []string) []string {
 	env := []string{fmt.Sprintf("TMS_DISK_BACKUP_CHUNK_MB=%d", s.o.ChunkMB)}
-	switch {
-	case len(dirs) == 0:
-	default: // torch_memory_saver knows one directory
+	if lib.ebb { // as ebb run sets it
+		env = append(env, "EBB_HOST_ARENA=1")
+	}
+	if len(dirs) > 0 { // torch_memory_saver knows one directory
 		env = append(env, "TMS_DISK_BACKUP_DIR="+dirs[0])
-		if lib.ebb && len(dirs) > 1 {
-			env = append(env, "EBB_DISK_DIRS="+strings.Join(dirs, ":"))
-		}
+	}
+	if lib.ebb && len(dirs) > 1 {
+		env = append(env, "EBB_DISK_DIRS="+strings.Join(dirs, ":"))
 	}
 	return env
 }
@@ -235,10 +280,13 @@ func (s *session) end(r *rank) error {
 	return removeAll(own)
 }
 
-func removeAll(folders []string) error {
+// removeAll removes the folders of a process that has ended. What is not of a run stays; the line
+// about that is written when the run's folder is to go.
+func removeAll(folders []rankFolder) error {
 	var errs []error
-	for _, path := range folders {
-		errs = append(errs, removeFolder(path))
+	for _, one := range folders {
+		_, err := one.of.removeRank(one.name)
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -248,12 +296,16 @@ func (s *session) say(round int) {
 	s.o.Progress(fmt.Sprintf("%s: round %d of %d", s.now, round+1, s.o.Rounds))
 }
 
-// add takes the figures whose rows were asked for.
+// add takes the figures whose rows were asked for, and of which anything was measured.
 func (s *session) add(figures ...Figure) {
 	for _, f := range figures {
-		if s.wants(f.Row) {
-			s.report.Figures = append(s.report.Figures, f)
+		if !s.wants(f.Row) || len(f.Values) == 0 && f.Missing == "" {
+			continue
 		}
+		if s.o.soft() || f.Library != "ebb" { // goals are ebb's, on a GPU
+			f.AtLeast, f.AtMost = nil, nil
+		}
+		s.report.Figures = append(s.report.Figures, f)
 	}
 }
 

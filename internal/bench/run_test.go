@@ -130,6 +130,9 @@ func TestEveryRowIsMeasured(t *testing.T) {
 			}
 			continue
 		}
+		if f.AtLeast != nil || f.AtMost != nil {
+			t.Errorf("%s: %s has a goal, which is for a GPU", f.Row, f.What)
+		}
 		if len(f.Values) != o.Rounds && f.Row != "pinned" {
 			t.Errorf("%s: %s has %d values in %d rounds", f.Row, f.What, len(f.Values), o.Rounds)
 		}
@@ -188,7 +191,7 @@ func TestAgainstALibrary(t *testing.T) {
 	}
 	for _, want := range []string{
 		"pause ebb: pause / raw write in place", "pause other: pause / raw write in place", "pause ebb: pause, ebb / other",
-		"resume ebb: resume, ebb / other", "cpu other: pause to host memory / pinned copy", "cpu ebb: resume from host memory, ebb / other",
+		"resume ebb: resume, ebb / other", "cpu other: host memory, later pause / pinned copy", "cpu ebb: host memory, later resume, ebb / other",
 	} {
 		if !slices.Contains(got, want) {
 			t.Errorf("no figure %q in %q", want, got)
@@ -266,8 +269,9 @@ func TestAPauseThatFailsIsSaid(t *testing.T) {
 	}
 }
 
+// The rounds that were finished count, and so do the rows.
 func TestARunCanBeInterrupted(t *testing.T) {
-	o := onSoft(t, "pause")
+	o := onSoft(t, "pause", "chunk", "cpu")
 	o.Rounds = 1000
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -276,10 +280,108 @@ func TestARunCanBeInterrupted(t *testing.T) {
 			cancel(cause)
 		}
 	}
-	if _, err := Run(ctx, o); !errors.Is(err, cause) {
-		t.Errorf("error %v", err)
+	report, err := Run(ctx, o)
+	if !errors.Is(err, cause) || report.Ended != "enough" {
+		t.Errorf("error %v, ended by %q", err, report.Ended)
 	}
 	nothingLeft(t, o)
+	rows := map[string]bool{}
+	for _, f := range report.Figures {
+		rows[f.Row] = true
+		if n := len(f.Values); n < 2 || n > 3 || math.IsNaN(f.Median) {
+			t.Errorf("%s: %s has the values %v", f.Row, f.What, f.Values)
+		}
+	}
+	if !rows["pause"] || !rows["chunk"] || rows["cpu"] {
+		t.Errorf("rows %v", rows)
+	}
+	if _, err := report.JSON(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Actors for several rows are there at the same time, each with its own settings, and the raw arms
+// are theirs together.
+func TestRowsShareTheirRounds(t *testing.T) {
+	o := onSoft(t, "pause", "chunk", "unchanged")
+	o.ChunkMB = 32
+	most := 0
+	o.Progress = func(what string) {
+		if strings.HasPrefix(what, "cycles to disk: round") {
+			most = max(most, len(processes(t, o)))
+		}
+	}
+	report, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, o)
+	if most != 4 { // the raw one, the main one, and those with 64 and 256 MiB
+		t.Errorf("%d processes", most)
+	}
+	i := slices.IndexFunc(report.Figures, func(f Figure) bool { return f.Row == "chunk" })
+	if i < 0 || !strings.HasPrefix(report.Figures[i].Note, "pinned: 64 MiB, ") || strings.HasSuffix(report.Figures[i].Note, ", 64 MiB") {
+		t.Errorf("the chunks are not as asked for: %+v", report.Figures)
+	}
+	var took []string
+	for _, one := range report.Took {
+		took = append(took, one.What)
+		if one.Seconds <= 0 || one.Seconds > report.Seconds {
+			t.Errorf("%s took %v s of %v s", one.What, one.Seconds, report.Seconds)
+		}
+	}
+	if !slices.Equal(took, []string{mainRows, "chunk", "unchanged"}) {
+		t.Errorf("the time went to %q", took)
+	}
+}
+
+// Ranks of ebb have the settings that ebb run gives them.
+func TestHostMemoryIsKeptAsUnderRun(t *testing.T) {
+	o := onSoft(t, "pause")
+	var arena []string
+	o.Progress = func(string) {
+		for pid, preloaded := range processes(t, o) {
+			if preloaded != o.Libraries.Preload {
+				continue
+			}
+			environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+			if err != nil {
+				t.Error(err)
+			}
+			arena = append(arena, launch.Lookup(strings.Split(string(environ), "\x00"))("EBB_HOST_ARENA"))
+		}
+	}
+	if _, err := Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if arena = slices.Compact(arena); !slices.Equal(arena, []string{"1"}) {
+		t.Errorf("EBB_HOST_ARENA is %q", arena)
+	}
+}
+
+// What somebody puts into the run's folder stays, and is spoken of.
+func TestARunLeavesWhatIsNotItsOwn(t *testing.T) {
+	o := onSoft(t, "pause")
+	var warned, foreign string
+	o.Warn = func(line string) { warned += line + "\n" }
+	o.Progress = func(string) {
+		folders, err := filepath.Glob(filepath.Join(o.DiskDirs[0], "ebb-bench-*"))
+		if err != nil || len(folders) != 1 {
+			t.Errorf("folders %v, %v", folders, err)
+			return
+		}
+		foreign = filepath.Join(folders[0], "notes")
+		put(t, foreign)
+	}
+	if _, err := Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if want := filepath.Dir(foreign) + ` stays: "notes" in it is not of a run; remove it yourself if nobody needs it` + "\n"; warned != want {
+		t.Errorf("warned %q, want %q", warned, want)
+	}
+	if _, err := os.Stat(foreign); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestADeviceWithoutRoom(t *testing.T) {

@@ -70,8 +70,11 @@ func paired(above, below []float64) []float64 {
 	return out
 }
 
-// rotated is a list that begins with another element each round, so that none always comes first.
-func rotated[T any](list []T, round int) []T {
-	n := round % max(len(list), 1)
-	return slices.Concat(list[n:], list[:n])
+// alternated is a list, backwards in every other round.
+func alternated[T any](list []T, round int) []T {
+	out := slices.Clone(list)
+	if round%2 == 1 {
+		slices.Reverse(out)
+	}
+	return out
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -32,7 +33,8 @@ func (r *Report) sort() {
 
 // WriteText prints a report for people, in at most 100 columns. bold marks what counts.
 func (r Report) WriteText(w io.Writer, bold bool) {
-	p := printer{w: w, bold: bold}
+	p := printer{w: w, bold: bold, rounds: r.Setup.Rounds}
+	p.goals = slices.ContainsFunc(r.Figures, func(f Figure) bool { return goal(f) != "" })
 	p.head(r)
 	p.table("ratio", r.Figures, true)
 	p.table("rate or size", r.Figures, false)
@@ -49,11 +51,33 @@ func (r Report) WriteText(w io.Writer, bold bool) {
 		fmt.Fprintf(w, "%-12s%s\n", f.Row, f.What)
 		p.wrapped(12, f.Missing)
 	}
+	p.took(r)
+}
+
+// took says where the time went.
+func (p printer) took(r Report) {
+	fmt.Fprintf(p.w, "\n%-12s%8.1f s\n", "took", r.Seconds)
+	rest := r.Seconds
+	for _, t := range r.Took {
+		fmt.Fprintf(p.w, "%12s%8.1f s  %s\n", "", t.Seconds, t.What)
+		rest -= t.Seconds
+	}
+	fmt.Fprintf(p.w, "%12s%8.1f s  starting and ending\n", "", rest)
 }
 
 type printer struct {
-	w    io.Writer
-	bold bool
+	w      io.Writer
+	bold   bool
+	goals  bool // there are some
+	rounds int
+}
+
+// goal is the column of goals, if there is one.
+func (p printer) goal(text string) string {
+	if !p.goals {
+		return ""
+	}
+	return fmt.Sprintf("%9s", text)
 }
 
 const (
@@ -77,6 +101,9 @@ func (p printer) head(r Report) {
 	coverage := summarize(make([]float64, s.Rounds)).Coverage
 	p.wrapped(0, fmt.Sprintf("medians of %s, arms in turn; ratios are of the same round; [interval of order statistics, covers %.0f %%]",
 		launch.Count(s.Rounds, "round"), 100*coverage))
+	if r.Ended != "" {
+		p.wrapped(0, "ENDED EARLY: "+r.Ended)
+	}
 }
 
 // workers says how bytes are moved.
@@ -96,7 +123,7 @@ func (p printer) table(title string, figures []Figure, ratios bool) {
 			continue
 		}
 		if row == "" {
-			fmt.Fprintf(p.w, "\n%-12s%-*s%12s  %s\n", "row", whatWidth, "what", title, "[interval]")
+			fmt.Fprintf(p.w, "\n%-12s%-*s%12s%s  %s\n", "row", whatWidth, "what", title, p.goal("goal"), "[interval]")
 		}
 		name := f.Row
 		if name == row {
@@ -111,12 +138,13 @@ func (p printer) table(title string, figures []Figure, ratios bool) {
 		if p.bold {
 			number = "\x1b[1m" + number + "\x1b[0m"
 		}
+		number += p.goal(goal(f))
 		line := fmt.Sprintf("%-12s%-*s%s%s", name, whatWidth, what, number, spread(f))
 		if utf8.RuneCountInString(what) > whatWidth {
 			fmt.Fprintf(p.w, "%-12s%s\n", name, what)
 			line = fmt.Sprintf("%-*s%s%s", 12+whatWidth, "", number, spread(f))
 		}
-		fmt.Fprintln(p.w, line)
+		fmt.Fprintln(p.w, strings.TrimRight(line, " "))
 		if len(f.Sides) == 2 {
 			p.wrapped(14, fmt.Sprintf("%s %s, %s %s", f.Sides[0].What, amount(f.Sides[0].Unit, f.Sides[0].Median),
 				f.Sides[1].What, amount(f.Sides[1].Unit, f.Sides[1].Median)))
@@ -124,7 +152,29 @@ func (p printer) table(title string, figures []Figure, ratios bool) {
 		if f.Note != "" {
 			p.wrapped(14, f.Note)
 		}
+		if n := len(f.Values); n > 1 && n != p.rounds {
+			p.wrapped(14, fmt.Sprintf("%d rounds, the interval covers %.0f %%", n, 100*f.Coverage))
+		}
 	}
+}
+
+// goal is what a figure is to reach, in its own unit.
+func goal(f Figure) string {
+	switch {
+	case f.AtLeast != nil:
+		return fmt.Sprintf(">= %s", bare(f.Unit, *f.AtLeast))
+	case f.AtMost != nil:
+		return fmt.Sprintf("<= %s", bare(f.Unit, *f.AtMost))
+	}
+	return ""
+}
+
+// bare is a goal's number; the unit stands beside the figure.
+func bare(unit string, v float64) string {
+	if unit == unitBytes && v != 0 {
+		return sizeText(uint64(v))
+	}
+	return strconv.FormatFloat(v, 'g', -1, 64)
 }
 
 // spread is the interval of a figure; a single value has none.
