@@ -76,6 +76,7 @@ const (
 	diskDirFlag = "offload-train-disk-dir"
 	chunkFlag   = "offload-train-disk-chunk-mb"
 	discardFlag = "discard"
+	quotaFlag   = "offload-train-disk-quota-gb"
 )
 
 // launchFlags adds the flags that run, exec and env share.
@@ -100,6 +101,8 @@ func launchFlags(f *pflag.FlagSet, o *launch.Options) {
 		diskDirFlag, "directory on a local disk, used with the disk and auto targets, or several as DIR,DIR, over which each rank spreads its blocks; it is made if it is missing, what it is in must be there (default $SCRATCH/miles_train_offload_<uid>, with /scratch where SCRATCH is unset)")
 	f.Var(&value{text: strconv.Itoa(o.ChunkMB), kind: "MIB", parse: into(&o.ChunkMB, launch.ParseChunkMB)},
 		chunkFlag, "upper limit of the host memory through which a rank's bytes go to disk: at most this much of it is pinned")
+	f.Var(&value{kind: "GB", parse: into(&o.Quota, launch.ParseQuotaGB)},
+		quotaFlag, "room (10⁹ bytes) that the files of all ranks and jobs together take in each disk directory; a pause that needs more is refused before it writes (default: as much as there is)")
 	f.Var(&value{kind: "BYTES", parse: into(&o.MarginBytes, launch.ParseMargin)},
 		"train-memory-margin-bytes", "GPU memory that allocations leave free: bytes, or a number with kB, MB, GB (powers of 1000) or KiB, MiB, GiB (powers of 1024) (default 1GiB; 0 on the software device)")
 	f.Var(&value{text: o.Device, kind: "auto|cuda|soft", parse: into(&o.Device, word(launch.DeviceAuto, launch.DeviceCUDA, launch.DeviceSoft))},

@@ -12,6 +12,7 @@
 //	hostMemory.mu  the arena and the budget of host memory
 //	Engine.mu      what is learned while running; held while a device is asked the first time
 //	backings.mu    which backing holds which allocation
+//	usages.mu      which table counts which directory
 //	gate.mu        who waits for a safe point
 //	alloc.Table    its own lock, last
 //
@@ -84,6 +85,8 @@ type Engine struct {
 
 	sys      *filesys.Faults // makes the file calls
 	backings backings
+	usages   usages
+	self     rankdir.Owner
 	host     hostMemory
 	gate     *gate // see safepoint.go
 
@@ -293,7 +296,8 @@ func (e *Engine) makeStores(self rankdir.Owner) {
 	b.files = store.New(store.Options{
 		BlockBytes: e.block, Name: fileNames(self), Dirs: e.dirs,
 		Alloc: e.allocArena, Direct: true, HostBudget: e.hostBudget,
-		NoFollowDir: e.config.Lease != "", Discard: e.config.Discard, System: e.sys, Timeout: e.config.IOTimeout,
+		NoFollowDir: e.config.Lease != "", Discard: e.config.Discard, System: e.sys,
+		Take: e.takeRoom, Give: e.giveRoom, Timeout: e.config.IOTimeout,
 		Warn: func(line string) { e.log.Print(line) },
 	})
 	if e.config.HostArena {

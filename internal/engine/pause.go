@@ -42,6 +42,7 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 		return res, nil
 	}
 	defer e.backings.begin()()
+	defer e.countWritten()
 	defer e.watchDisks()()
 	t, err := e.save(set, s)
 	if err != nil {

@@ -60,7 +60,10 @@ type DiskStatus struct {
 	Dir    string `json:"dir"`
 	Files  int    `json:"files"`
 	Bytes  uint64 `json:"bytes"`
-	Direct bool   `json:"direct_io"` // false after the file system refused O_DIRECT
+	Direct bool   `json:"direct_io"`   // false after the file system refused O_DIRECT
+	Quota  uint64 `json:"quota_bytes"` // of all ranks together, in each directory; 0: none
+
+	Written uint64 `json:"written_bytes"` // by this process so far
 
 	Dirs []DirStatus `json:"dirs"` // all that were used
 }
@@ -150,8 +153,9 @@ func (e *Engine) Status(classes []Class) []byte {
 	s.Kept = e.table.KeptOf(nil)
 	s.Unmanaged = e.unmanaged(classes)
 	files := e.backings.files.Usage()
-	s.Disk = DiskStatus{Files: files.Files, Bytes: files.DiskBytes, Direct: !files.Buffered, Dirs: []DirStatus{}}
+	s.Disk = DiskStatus{Quota: e.config.DiskQuota, Files: files.Files, Bytes: files.DiskBytes, Direct: !files.Buffered, Dirs: []DirStatus{}}
 	for _, d := range files.Dirs {
+		s.Disk.Written += d.WriteBytes
 		s.Disk.Dirs = append(s.Disk.Dirs, DirStatus{Dir: d.Dir, Written: d.WriteBytes, Read: d.ReadBytes})
 	}
 	s.Quarantined = quarantine(files.Hung)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebb-offload/ebb/internal/rankdir"
+	"github.com/ebb-offload/ebb/internal/usage"
 )
 
 // claims are the rank directories of a run, held from before its ranks start until they have
@@ -102,8 +103,48 @@ func (c *claims) tell(r rankdir.Report) {
 
 // reclaim removes the files and directories of all ranks, which have ended.
 func (c *claims) reclaim() {
+	c.tellWritten()
 	for _, claim := range c.list {
 		c.reclaimOne(claim)
+	}
+	for _, base := range c.bases {
+		if err := usage.Collect(base, c.ranksIn(base)); err != nil {
+			c.say(oneLine(err))
+		}
+	}
+}
+
+// ranksIn are the directories of this run's ranks in a disk directory, from there.
+func (c *claims) ranksIn(base string) (ranks []string) {
+	for _, claim := range c.list {
+		if filepath.Dir(filepath.Dir(claim.LeasePath())) == base {
+			ranks = append(ranks, claim.Identity().Path(""))
+		}
+	}
+	return ranks
+}
+
+// tellWritten says what the ranks wrote to the drives during the run, if that was anything. The processes of a
+// rank that was started again count together.
+func (c *claims) tellWritten() {
+	var total uint64
+	var each []string
+	for _, base := range c.bases {
+		n, err := usage.Written(base, c.ranksIn(base))
+		if err != nil {
+			c.say(oneLine(err))
+		}
+		if n > 0 {
+			each = append(each, fmt.Sprintf("%s to %s", humanize.Bytes(n), base))
+		}
+		total += n
+	}
+	switch len(each) {
+	case 0:
+	case 1:
+		c.say("the ranks wrote " + each[0])
+	default:
+		c.say(fmt.Sprintf("the ranks wrote %s: %s", humanize.Bytes(total), strings.Join(each, ", ")))
 	}
 }
 

@@ -42,7 +42,7 @@ var torchrunOnly = []string{
 var outerMemory = []string{
 	"TMS_INIT_ENABLE", "TMS_INIT_ENABLE_CPU_BACKUP", "TMS_INIT_ENABLE_DISK_BACKUP",
 	"TMS_DISK_BACKUP_DIR", "TMS_DISK_BACKUP_CHUNK_MB", "EBB_TRAIN_MEMORY_MARGIN_BYTES", "EBB_LEASE",
-	"EBB_DISK_DIRS", "EBB_DISK_LEASES", "EBB_HOST_MB", "EBB_HOST_ARENA", "EBB_DISCARD",
+	"EBB_DISK_DIRS", "EBB_DISK_LEASES", "EBB_HOST_MB", "EBB_HOST_ARENA", "EBB_DISCARD", "EBB_DISK_QUOTA_BYTES",
 }
 
 // Settings composes what is set for a rank on top of the environment that getenv reads. It
@@ -89,6 +89,7 @@ func Settings(o Options, libs Libraries, r Rank, getenv func(string) string) ([]
 	s.setOrUnset(getenv, "EBB_DISK_LEASES", several(r.Leases))
 	s.setOrUnset(getenv, "EBB_HOST_MB", o.hostMB())
 	s.setOrUnset(getenv, "EBB_DISCARD", o.discard())
+	s.setOrUnset(getenv, "EBB_DISK_QUOTA_BYTES", o.quota())
 	if o.Disk() {
 		s.text("TMS_DISK_BACKUP_CHUNK_MB", strconv.Itoa(o.ChunkMB))
 	} else {
@@ -114,6 +115,14 @@ func (o Options) hostMB() string {
 func (o Options) discard() string {
 	if o.Disk() && o.Discard {
 		return "1"
+	}
+	return ""
+}
+
+// quota is the value of EBB_DISK_QUOTA_BYTES; empty: no limit.
+func (o Options) quota() string {
+	if o.Disk() && o.Quota > 0 {
+		return strconv.FormatUint(o.Quota, 10)
 	}
 	return ""
 }

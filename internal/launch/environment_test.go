@@ -109,9 +109,13 @@ func TestOffloadToHostMemoryAndDisks(t *testing.T) {
 	want(t, result(t, o, r), placed(auto))
 	o.Target = TargetDisk
 	want(t, result(t, o, r), placed(auto))
-	o.HostMB = 0
+	o.Quota = 2_500_000_000
+	auto["EBB_DISK_QUOTA_BYTES"] = "2500000000"
+	want(t, result(t, o, r), placed(auto))
+	o.HostMB, o.Quota = 0, 0
 	delete(auto, "EBB_HOST_MB")
-	want(t, result(t, o, r, "EBB_HOST_MB=auto"), placed(auto))
+	delete(auto, "EBB_DISK_QUOTA_BYTES")
+	want(t, result(t, o, r, "EBB_HOST_MB=auto", "EBB_DISK_QUOTA_BYTES=5"), placed(auto))
 }
 
 func TestWhatIsNotKnownStaysAsItIs(t *testing.T) {

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -51,7 +52,8 @@ type Options struct {
 	HostMB      int   // host memory that a rank's disk backups use before the disk; 0: none, or with the auto target what the rank chooses
 	MarginBytes int64 // negative: the default
 	AllowRAM    bool
-	Discard     bool // give the blocks of backup files back before their names go
+	Discard     bool   // give the blocks of backup files back before their names go
+	Quota       uint64 // bytes that the files of all ranks take in each disk directory; 0: no limit
 
 	Role  string
 	Cell  int
@@ -90,6 +92,8 @@ func (o Options) Validate(localRanks int, memory uint64) error {
 		return Usagef("--offload-train-target %s has no effect without --offload-train: add --offload-train, or leave the target out", o.Target)
 	case o.HostMB > 0 && !o.Offload:
 		return Usagef("--offload-train-host-mb has no effect without --offload-train: add --offload-train --offload-train-target auto, or leave it out")
+	case o.Quota > 0 && !o.Disk():
+		return Usagef("--offload-train-disk-quota-gb has no effect without a disk: add --offload-train --offload-train-target disk or auto, or leave it out")
 	case o.HostMB > 0 && o.Target == TargetCPU:
 		return Usagef("--offload-train-host-mb %d: the cpu target keeps all of it in host memory; add --offload-train-target auto for the disk to take the rest, or leave it out", o.HostMB)
 	}
@@ -173,6 +177,15 @@ func ParseChunkMB(s string) (int, error) {
 // ParseHostMB parses --offload-train-host-mb, within the same bound.
 func ParseHostMB(s string) (int, error) {
 	return parseInt(s, 1, 1<<30, "a whole number of MiB")
+}
+
+// ParseQuotaGB parses --offload-train-disk-quota-gb, in units of 10^9 bytes, into bytes.
+func ParseQuotaGB(s string) (uint64, error) {
+	gb, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(gb >= 0.001 && gb <= 1e9) {
+		return 0, fmt.Errorf("must be a number of GB, at least 0.001")
+	}
+	return uint64(math.Round(gb * 1e9)), nil
 }
 
 // ParseIndex parses --cell and --rank.

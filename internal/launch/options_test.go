@@ -132,6 +132,14 @@ func TestOptionsThatMakeNoSenseTogether(t *testing.T) {
 		}
 	}
 
+	quota := NewOptions()
+	quota.Quota = 1
+	refusal(t, quota.Validate(1, memory), "--offload-train-disk-quota-gb", "--offload-train-target disk")
+	quota.Offload, quota.Target = true, TargetAuto
+	if err := quota.Validate(1, memory); err != nil {
+		t.Errorf("a quota of the disk: %v", err)
+	}
+
 	large := disk
 	large.ChunkMB = 8<<10 + 1
 	refusal(t, large.Validate(1, memory), "--offload-train-disk-chunk-mb 8193", "8.0 GiB of memory")
@@ -165,6 +173,7 @@ func TestParsersRefuse(t *testing.T) {
 		"ranks":  {func(s string) error { _, err := ParseRanks(s); return err }, []string{"0", "-1", "x", "", "1.5", "5000", "99999999999999999999"}},
 		"chunk":  {func(s string) error { _, err := ParseChunkMB(s); return err }, []string{"0", "-1", "x", "", "256MB", "99999999999999999999"}},
 		"host":   {func(s string) error { _, err := ParseHostMB(s); return err }, []string{"0", "-1", "x", "", "auto", "4GiB", "1.5", "99999999999999999999"}},
+		"quota":  {func(s string) error { _, err := ParseQuotaGB(s); return err }, []string{"0", "-1", "x", "", "1GB", "NaN", "Inf", "0.0001", "1e300"}},
 		"index":  {func(s string) error { _, err := ParseIndex(s); return err }, []string{"-1", "a/b", "1 2", "", "0x1"}},
 		"margin": {func(s string) error { _, err := ParseMargin(s); return err }, []string{"-1", "x", "", "-5MiB", "99999999999999999999"}},
 		"grace":  {func(s string) error { _, err := ParseGrace(s); return err }, []string{"-1s", "x", "", "5"}},

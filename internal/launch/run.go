@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net"
 	"os"
+
+	"github.com/ebb-offload/ebb/internal/filesys"
 )
 
 // Request is a run of one command as one or more ranks.
@@ -28,6 +30,9 @@ func Run(req Request) (out Outcome, err error) {
 	}
 	libs, err := FindLibraries("/proc/self/exe", getenv)
 	if err != nil {
+		return out, err
+	}
+	if err := req.checkFaults(getenv); err != nil {
 		return out, err
 	}
 	ranks, err := req.ranks(getenv)
@@ -111,6 +116,20 @@ func Run(req Request) (out Outcome, err error) {
 		})
 	}
 	return Supervise(group)
+}
+
+// checkFaults says when file calls of the ranks are to fail.
+func (req Request) checkFaults(getenv func(string) string) error {
+	const variable = "EBB_FAULT_FILES"
+	faults := getenv(variable)
+	if faults == "" || !req.Offload {
+		return nil
+	}
+	if err := filesys.Check(faults); err != nil {
+		return Usagef("%s: %w; correct it, or unset it", variable, err)
+	}
+	req.Say(fmt.Sprintf("%s=%s: file calls of the ranks fail on purpose", variable, faults))
+	return nil
 }
 
 // ranks lists the ranks of the request, without their directories.

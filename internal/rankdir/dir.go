@@ -188,6 +188,9 @@ func names(dir int) ([]string, error) {
 	return list, err
 }
 
+// Local is local, for what lies beside the leases.
+func Local(fd int) bool { return local(fd) }
+
 // local reports whether only this node's kernel can write to the file system. Those that are
 // not known to be local are taken for shared ones.
 func local(fd int) bool {

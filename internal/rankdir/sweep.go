@@ -223,6 +223,15 @@ func parseKey(key string) (Identity, bool) {
 	return id, id.Validate() == nil && id.key() == key
 }
 
+// OfLease takes the path of a lease apart: the base directory, and whose lease it is.
+func OfLease(path string) (base string, id Identity, ok bool) {
+	dir, name := filepath.Split(path)
+	dir = filepath.Clean(dir)
+	key, isLease := strings.CutSuffix(name, leaseSuffix)
+	id, ok = parseKey(key)
+	return filepath.Dir(dir), id, ok && isLease && filepath.Base(dir) == ebbDir
+}
+
 // SweepBare removes the data files whose process is known to be dead from a directory that ebb
 // did not make (one given to ranks without a supervisor), and from the directories below it that
 // are named as rank directories are: <dir>/<job>/<role>_cell<C>_rank<R>. Those of the reports in

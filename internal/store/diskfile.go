@@ -52,6 +52,9 @@ func (f *diskFile) path() string { return f.dir.path + "/" + f.name }
 // When it fails it removes what it made; the file is returned beside the error if even that
 // failed, for the caller to discard later.
 func (s *Store) create(d *directory, size int64) (*diskFile, error) {
+	if err := s.take(d, size); err != nil {
+		return nil, err
+	}
 	f := &diskFile{dir: d, size: size, fd: -1}
 	s.fds.take()
 	fd, direct, err := s.openNew(f)
@@ -59,7 +62,6 @@ func (s *Store) create(d *directory, size int64) (*diskFile, error) {
 		fd, direct, err = s.openNew(f)
 	}
 	s.files.Add(1)
-	s.bytes.Add(size)
 	if err == nil {
 		s.fds.install(f, fd, direct)
 		err = s.prepare(f, fd)
@@ -81,6 +83,29 @@ func (s *Store) create(d *directory, size int64) (*diskFile, error) {
 		return f, filesys.Also(err, left)
 	}
 	return nil, err
+}
+
+// take counts room that is about to be taken in a directory.
+func (s *Store) take(d *directory, n int64) error {
+	if s.options.Take != nil {
+		left, err := s.options.Take(d.path, n)
+		if errors.Is(err, ErrIO) {
+			return err
+		}
+		if err != nil {
+			return &NoSpaceError{Dir: d.path, Need: uint64(n), Free: left, InodesFree: 1, Err: err, dev: d.dev}
+		}
+	}
+	s.bytes.Add(n)
+	return nil
+}
+
+// give counts room as given back.
+func (s *Store) give(d *directory, n int64) {
+	if s.options.Give != nil {
+		s.options.Give(d.path, n)
+	}
+	s.bytes.Add(-n)
 }
 
 // openNew makes the file under a name that no file has yet.
@@ -171,12 +196,15 @@ func (s *Store) allocate(f *diskFile, fd int, size int64) error {
 
 // grow takes more room for a file.
 func (s *Store) grow(f *diskFile, size int64) error {
+	more := size - f.size
+	if err := s.take(f.dir, more); err != nil {
+		return err
+	}
 	f.touched.Store(true)
-	err := s.withFile(f, size-f.size, func(fd int, _ bool) error { return s.allocate(f, fd, size) })
-	if err != nil {
+	if err := s.withFile(f, more, func(fd int, _ bool) error { return s.allocate(f, fd, size) }); err != nil {
+		s.give(f.dir, more)
 		return fmt.Errorf("more room in %s: %w", f.path(), err)
 	}
-	s.bytes.Add(size - f.size)
 	f.size = size
 	return nil
 }
@@ -245,7 +273,7 @@ func (s *Store) discard(f *diskFile) error {
 		}
 	}
 	s.files.Add(-1)
-	s.bytes.Add(-f.size)
+	s.give(f.dir, f.size)
 	return nil
 }
 

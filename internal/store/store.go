@@ -54,6 +54,11 @@ type Options struct {
 	// Discard gives the blocks of a file back to file system and drive before its name goes, where
 	// that can be done. What cannot be is removed all the same.
 	Discard bool
+	// Take, if not nil, counts n bytes more as held in a directory, before they are taken, or refuses
+	// them: as too many, with those that it would leave, or with ErrIO. Give counts bytes as given back. Both are called from any
+	// goroutine, with no lock held that another disk's answer waits for.
+	Take func(dir string, n int64) (left uint64, err error)
+	Give func(dir string, n int64)
 	// System makes the file calls; nil: the kernel.
 	System filesys.System
 	// Timeout is how long a disk may give no answer before the calls that wait for it fail with
@@ -133,6 +138,9 @@ func (s *Store) Open(id, size uint64) (Backing, error) {
 	s.backings[b] = struct{}{}
 	return b, nil
 }
+
+// System is what makes the store's file calls: with its deadline, and the faults of tests.
+func (s *Store) System() filesys.System { return s.sys }
 
 // Rest gives up what is kept between calls only for speed: open files. The engine calls it at
 // the end of each operation, so that between operations no forked child inherits them (a

@@ -57,13 +57,14 @@ func diskFlags(dirs ...string) []string {
 	return []string{"--offload-train", "--offload-train-target", "disk", "--offload-train-disk-chunk-mb", "1", "--offload-train-disk-dir", strings.Join(dirs, ",")}
 }
 
-// below lists what is under a disk directory, but for ebb's own, empty one and the files of a job.
+// below lists what is under a disk directory, but for ebb's own, empty one, the count of who holds what,
+// and the files of a job.
 func below(t *testing.T, dir, job string) []string {
 	t.Helper()
 	var found []string
 	err := filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
 		name, _ := filepath.Rel(dir, path)
-		if err == nil && name != "." && name != ".ebb" && name != job && !strings.HasPrefix(name, job+"/") && !strings.HasPrefix(name, ".ebb/"+job+"__") {
+		if err == nil && name != "." && name != ".ebb" && name != ".ebb/usage" && name != job && !strings.HasPrefix(name, job+"/") && !strings.HasPrefix(name, ".ebb/"+job+"__") {
 			found = append(found, name)
 		}
 		return err

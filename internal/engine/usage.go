@@ -1,0 +1,91 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+
+	"github.com/ebb-offload/ebb/internal/rankdir"
+	"github.com/ebb-offload/ebb/internal/store"
+	"github.com/ebb-offload/ebb/internal/usage"
+)
+
+// usages count what this process takes and writes in the disk directories that a launcher gave it.
+// Others, which the program chose itself, are nobody's to count.
+type usages struct {
+	mu     sync.Mutex              // guards the map
+	tables map[string]*usage.Table // by rank directory
+}
+
+// makeUsages makes the tables of the directories that have a lease. They open nothing yet.
+func (e *Engine) makeUsages() {
+	e.usages.tables = map[string]*usage.Table{}
+	if e.config.Lease == "" {
+		return
+	}
+	for _, path := range append([]string{e.config.Lease}, e.config.MoreLeases...) {
+		if base, id, ok := rankdir.OfLease(path); ok {
+			e.usages.tables[id.Path(base)] = usage.NewTable(e.backings.files.System(), base, id.Path(""), e.self)
+		}
+	}
+}
+
+// usageOf is the table of a rank directory; nil: it is not counted. Without a lease a quota alone
+// makes it so: then the directory is the one that ebb env names, two below the disk directory.
+func (e *Engine) usageOf(dir string) *usage.Table {
+	u := &e.usages
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	t := u.tables[dir]
+	if t == nil && e.config.Lease == "" && e.config.DiskQuota > 0 {
+		job, rank := filepath.Dir(dir), filepath.Base(dir)
+		t = usage.NewTable(e.backings.files.System(), filepath.Dir(job), filepath.Join(filepath.Base(job), rank), e.self)
+		u.tables[dir] = t
+	}
+	return t
+}
+
+// takeRoom counts room in a directory before it is taken. Where there is no quota, a count that fails
+// stops nobody.
+func (e *Engine) takeRoom(dir string, n int64) (left uint64, err error) {
+	t := e.usageOf(dir)
+	if t == nil {
+		return 0, nil
+	}
+	err = t.Take(uint64(n), e.config.DiskQuota)
+	var quota *usage.QuotaError
+	switch {
+	case err == nil:
+		return 0, nil
+	case errors.As(err, &quota):
+		return quota.Left(), err
+	case e.config.DiskQuota == 0:
+		e.sayOnce(err.Error())
+		return 0, nil
+	}
+	return 0, fmt.Errorf("%w: %w", store.ErrIO, err)
+}
+
+// giveRoom counts room as given back.
+func (e *Engine) giveRoom(dir string, n int64) {
+	if t := e.usageOf(dir); t != nil {
+		if err := t.Give(uint64(n)); err != nil {
+			e.sayOnce(err.Error())
+		}
+	}
+}
+
+// countWritten notes at the end of an operation what was written in the directories.
+func (e *Engine) countWritten() {
+	for _, d := range e.backings.files.Usage().Dirs {
+		t := e.usageOf(d.Dir)
+		if t == nil {
+			continue
+		}
+		if err := t.Wrote(d.WriteBytes); err != nil {
+			e.sayOnce(err.Error())
+		}
+		t.Rest()
+	}
+}

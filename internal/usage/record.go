@@ -1,0 +1,86 @@
+package usage
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/ebb-offload/ebb/internal/rankdir"
+)
+
+// Record is what one process holds and has written in a disk directory.
+type Record struct {
+	Rank    string // its directory, from the disk directory: "job/actor_cell0_rank3"
+	Owner   rankdir.Owner
+	Held    uint64 // bytes of its files, and of those that it is about to make
+	Written uint64 // bytes that it wrote to the drive
+}
+
+// The file is an array of records of one size; a record without a rank is free. Numbers are
+// little-endian.
+const (
+	recordBytes = 512
+	rankAt      = 96
+	maxRank     = recordBytes - rankAt
+	maxRecords  = 1 << 16
+)
+
+// magic begins every record that is in use; its last byte is the version.
+var magic = []byte("ebbuse\x00\x01")
+
+var errRecord = errors.New("it is not one of ebb's, or damaged")
+
+func (r *Record) encode() []byte {
+	p := make([]byte, recordBytes)
+	if r.Rank == "" {
+		return p
+	}
+	copy(p, magic)
+	for i, v := range []uint64{r.Held, r.Written, uint64(r.Owner.PID), r.Owner.StartTime, r.Owner.PIDNamespace, uint64(len(r.Rank))} {
+		binary.LittleEndian.PutUint64(p[8+8*i:], v)
+	}
+	copy(p[56:rankAt], r.Owner.BootID)
+	copy(p[rankAt:], r.Rank)
+	return p
+}
+
+func decode(p []byte) (r Record, err error) {
+	if bytes.Count(p, []byte{0}) == recordBytes {
+		return r, nil
+	}
+	number := func(i int) uint64 { return binary.LittleEndian.Uint64(p[8+8*i:]) }
+	n := number(5)
+	if !bytes.HasPrefix(p, magic) || n == 0 || n > maxRank {
+		return r, errRecord
+	}
+	boot, _, _ := bytes.Cut(p[56:rankAt], []byte{0})
+	r = Record{
+		Rank: string(p[rankAt : rankAt+n]), Held: number(0), Written: number(1),
+		Owner: rankdir.Owner{PID: int(number(2)), StartTime: number(3), PIDNamespace: number(4), BootID: string(boot), UID: -1},
+	}
+	return r, nil
+}
+
+func decodeAll(p []byte) (list []Record, err error) {
+	if len(p)%recordBytes != 0 || len(p) > maxRecords*recordBytes {
+		return nil, fmt.Errorf("%w: %d bytes", errRecord, len(p))
+	}
+	for ; len(p) > 0; p = p[recordBytes:] {
+		r, err := decode(p[:recordBytes])
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, r)
+	}
+	return list, nil
+}
+
+// is says whether the record is of a process.
+func (r *Record) is(rank string, o rankdir.Owner) bool {
+	return r.Rank == rank && sameProcess(r.Owner, o)
+}
+
+func sameProcess(a, b rankdir.Owner) bool {
+	return a.PID == b.PID && a.StartTime == b.StartTime && a.PIDNamespace == b.PIDNamespace && a.BootID == b.BootID
+}

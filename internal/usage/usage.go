@@ -1,0 +1,510 @@
+// Package usage counts what the ranks of all jobs hold in a disk directory, and what they have
+// written there, so that a quota can be kept and wear be told.
+//
+// <base>/.ebb/usage has a record for each process. Whoever changes it locks it whole, with a lock
+// of its open file description (which is dropped when the process ends, and which no other
+// descriptor of the process drops), and holds the lock while room is counted and taken, not while it is
+// used: room counts from before a file is made until after it is removed.
+//
+// A process that ended has given nothing back. Its record stays true as long as its files are there;
+// they are counted anew when room is short. The record goes with the rank's supervisor (Collect), or
+// when somebody needs its place and the rank has neither files nor lease.
+package usage
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/filesys"
+	"github.com/ebb-offload/ebb/internal/rankdir"
+)
+
+const (
+	ebbDir   = ".ebb"
+	fileName = "usage"
+)
+
+// lockWait is how long to wait for others that count. They take microseconds, unless one is stopped.
+const lockWait = 10 * time.Second
+
+// QuotaError is room that a quota does not leave.
+type QuotaError struct {
+	Dir               string // disk directory
+	Quota, Held, Need uint64
+	Holders           []Record // who holds it, the largest first
+}
+
+func (e *QuotaError) Error() string {
+	s := fmt.Sprintf("the quota of %s is %s, of which %s are taken", e.Dir, size(e.Quota), size(e.Held))
+	for i, h := range e.Holders {
+		if i == holdersShown {
+			s += fmt.Sprintf(" and %d more", len(e.Holders)-i)
+			break
+		}
+		s += [...]string{": ", ", "}[min(i, 1)] + fmt.Sprintf("%s by %s (pid %d)", size(h.Held), h.Rank, h.Owner.PID)
+	}
+	return s
+}
+
+const holdersShown = 8
+
+// Left is what the quota leaves.
+func (e *QuotaError) Left() uint64 { return e.Quota - min(e.Quota, e.Held) }
+
+func size(n uint64) string {
+	if n < 10_000_000 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	return fmt.Sprintf("%.2f GB", float64(n)/1e9)
+}
+
+// Table is this process's part in the file of one disk directory. All methods may be called from any
+// goroutine.
+type Table struct {
+	sys  filesys.System
+	base string // disk directory
+	rank string
+	self rankdir.Owner
+
+	mu      sync.Mutex // guards the fields below; held over a transaction
+	file    *file      // nil: not open
+	place   int        // of this process's record; -1: it has none yet
+	held    uint64
+	written uint64
+}
+
+// NewTable makes a table; it opens nothing yet. base is the disk directory, rank the directory of the
+// rank in it.
+func NewTable(sys filesys.System, base, rank string, self rankdir.Owner) *Table {
+	return &Table{sys: sys, base: base, rank: rank, self: self, place: -1}
+}
+
+// Take counts n more bytes as held by this process, if all processes together then hold no more than
+// the quota; 0: no quota. The error is a *QuotaError when they would.
+func (t *Table) Take(n, quota uint64) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	err := t.change(func(list []Record) error {
+		if quota == 0 {
+			return nil
+		}
+		var held uint64
+		for _, r := range list {
+			held += r.Held
+		}
+		if held+n > quota {
+			list = t.recount(list)
+			held = 0
+			for _, r := range list {
+				held += r.Held
+			}
+		}
+		if held+n <= quota {
+			return nil
+		}
+		list = slices.DeleteFunc(slices.Clone(list), func(r Record) bool { return r.Held == 0 })
+		slices.SortFunc(list, func(a, b Record) int { return -compare(a.Held, b.Held) })
+		return &QuotaError{Dir: t.base, Quota: quota, Held: held, Need: n, Holders: list}
+	}, func() { t.held += n })
+	if err != nil {
+		return t.explain("take room", err)
+	}
+	return nil
+}
+
+func compare(a, b uint64) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+// Give counts n bytes as given back.
+func (t *Table) Give(n uint64) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.held -= min(n, t.held) // true whether or not it can be told now; the next change tells it
+	return t.explain("give back room", t.outside(func() error { return t.change(nil, nil) }))
+}
+
+// Wrote notes how much this process has written in all.
+func (t *Table) Wrote(total uint64) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if total == t.written {
+		return nil
+	}
+	t.written = total
+	return t.explain("count what was written", t.outside(func() error { return t.change(nil, nil) }))
+}
+
+// outside closes the file again that a change opened. Called with mu held.
+func (t *Table) outside(change func() error) error {
+	was := t.file
+	err := change()
+	if was == nil {
+		t.rest()
+	}
+	return err
+}
+
+func (t *Table) explain(what string, err error) error {
+	var quota *QuotaError
+	if err == nil || errors.As(err, &quota) {
+		return err
+	}
+	return fmt.Errorf("%s in %s: %w", what, filepath.Join(t.base, ebbDir, fileName), err)
+}
+
+// Rest closes the file, which Take leaves open for the next Take.
+func (t *Table) Rest() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.rest()
+}
+
+func (t *Table) rest() {
+	if t.file != nil {
+		t.file.close()
+		t.file = nil
+	}
+}
+
+// change writes this process's record while others are kept from the file. check may refuse with
+// what all records say; commit changes the record. Called with mu held.
+func (t *Table) change(check func([]Record) error, commit func()) error {
+	f, err := t.lock()
+	if err != nil {
+		return err
+	}
+	defer f.unlock()
+	list, err := f.read()
+	if err != nil {
+		return err
+	}
+	if t.place < 0 || t.place >= len(list) || !list[t.place].is(t.rank, t.self) {
+		if t.place, err = t.settle(f, list); err != nil {
+			return err
+		}
+	}
+	if check != nil {
+		if err := check(list); err != nil {
+			return err
+		}
+	}
+	held := t.held
+	if commit != nil {
+		commit()
+	}
+	err = f.write(t.place, Record{Rank: t.rank, Owner: t.self, Held: t.held, Written: t.written})
+	if err != nil && commit != nil {
+		t.held = held
+	}
+	return err
+}
+
+// lock opens the file, if it is not open, and locks it. One that was removed meanwhile is opened
+// anew.
+func (t *Table) lock() (*file, error) {
+	for {
+		if t.file == nil {
+			f, err := open(t.sys, t.base, true)
+			if err != nil {
+				return nil, err
+			}
+			t.file = f
+		}
+		named, err := t.file.lock()
+		if err != nil {
+			t.file.close()
+			t.file = nil
+			return nil, err
+		}
+		if named {
+			return t.file, nil
+		}
+		t.file.close()
+		t.file = nil
+	}
+}
+
+// settle finds a place for this process's record.
+func (t *Table) settle(f *file, list []Record) (int, error) {
+	for i := range list {
+		if list[i].Rank == "" || list[i].is(t.rank, t.self) {
+			return i, nil
+		}
+	}
+	for i := range list {
+		if t.over(f, &list[i]) {
+			list[i] = Record{}
+			return i, nil
+		}
+	}
+	if len(list) == maxRecords {
+		return 0, fmt.Errorf("%d processes have records in it", len(list))
+	}
+	return len(list), nil
+}
+
+// over says whether nobody needs a record any more: its process has ended and left no files, and its
+// rank has no supervisor that would ask for it.
+func (t *Table) over(f *file, r *Record) bool {
+	if !rankdir.Dead(r.Owner, f.local) || f.leased(r.Rank) {
+		return false
+	}
+	n, err := f.holds(t.base, r)
+	return err == nil && n == 0
+}
+
+// recount looks at the files of processes that have ended. What cannot be looked at keeps its count.
+func (t *Table) recount(list []Record) []Record {
+	list = slices.Clone(list)
+	for i := range list {
+		r := &list[i]
+		if r.Held == 0 || sameProcess(r.Owner, t.self) || !rankdir.Dead(r.Owner, t.file.local) {
+			continue
+		}
+		if n, err := t.file.holds(t.base, r); err == nil && n < r.Held {
+			r.Held = n
+			_ = t.file.write(i, *r)
+		}
+	}
+	return list
+}
+
+// Written sums up what the processes of some ranks have written to a disk directory.
+func Written(base string, ranks []string) (total uint64, err error) {
+	err = inspect(base, func(_ *file, list []Record) error {
+		for _, r := range list {
+			if slices.Contains(ranks, r.Rank) {
+				total += r.Written
+			}
+		}
+		return nil
+	})
+	return total, err
+}
+
+// Collect removes the records of ranks that have ended, and the file with the last one.
+func Collect(base string, ranks []string) error {
+	return inspect(base, func(f *file, list []Record) error {
+		left := 0
+		for i, r := range list {
+			switch {
+			case r.Rank == "":
+			case slices.Contains(ranks, r.Rank) && rankdir.Dead(r.Owner, f.local):
+				if err := f.write(i, Record{}); err != nil {
+					return err
+				}
+			default:
+				left++
+			}
+		}
+		if left > 0 {
+			return nil
+		}
+		return f.sys.Unlinkat(f.ebb, fileName)
+	})
+}
+
+// inspect calls look with the file locked, if there is one.
+func inspect(base string, look func(*file, []Record) error) error {
+	sys := filesys.Kernel{}
+	f, err := open(sys, base, false)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err == nil {
+		defer f.close()
+		var named bool
+		var list []Record
+		if named, err = f.lock(); err == nil && named {
+			defer f.unlock()
+			if list, err = f.read(); err == nil {
+				err = look(f, list)
+			}
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("count what ranks wrote (%s): %w", filepath.Join(base, ebbDir, fileName), err)
+	}
+	return nil
+}
+
+// file is the open file.
+type file struct {
+	sys     filesys.System
+	ebb, fd int
+	ino     uint64
+	local   bool // only this node writes to it
+}
+
+// open opens the file of a disk directory. create: it is made where it is missing, and .ebb too.
+func open(sys filesys.System, base string, create bool) (*file, error) {
+	const dirFlags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	dir := filepath.Join(base, ebbDir)
+	flags := unix.O_RDWR | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
+	ebb, err := openat(sys, unix.AT_FDCWD, dir, dirFlags)
+	if create {
+		flags |= unix.O_CREAT
+		if errors.Is(err, unix.ENOENT) {
+			if err = filesys.Retry(func() error { return sys.Mkdir(dir, 0o700) }); err != nil && !errors.Is(err, unix.EEXIST) {
+				return nil, err
+			}
+			ebb, err = openat(sys, unix.AT_FDCWD, dir, dirFlags)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	fd, err := openat(sys, ebb, fileName, flags)
+	if err != nil {
+		_ = sys.Close(ebb)
+		return nil, err
+	}
+	f := &file{sys: sys, ebb: ebb, fd: fd, local: rankdir.Local(ebb)}
+	var st unix.Stat_t
+	err = filesys.Retry(func() error { return sys.Fstat(fd, &st) })
+	if err == nil && (st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0) {
+		err = fmt.Errorf("not a plain file that only user %d may use (mode %o, owner %d)", os.Geteuid(), st.Mode, st.Uid)
+	}
+	if err != nil {
+		f.close()
+		return nil, err
+	}
+	f.ino = st.Ino
+	return f, nil
+}
+
+func openat(sys filesys.System, dir int, name string, flags int) (fd int, err error) {
+	err = filesys.Retry(func() error {
+		fd, err = sys.Openat(dir, name, flags, 0o600)
+		return err
+	})
+	return fd, err
+}
+
+func (f *file) close() {
+	_ = f.sys.Close(f.fd)
+	_ = f.sys.Close(f.ebb)
+}
+
+// lock waits for the lock; named says whether the name still is this file.
+func (f *file) lock() (named bool, err error) {
+	deadline := time.Now().Add(lockWait)
+	for {
+		err := filesys.Retry(func() error { return f.sys.Lock(f.fd, true) })
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) {
+			return false, fmt.Errorf("lock it: %w", err)
+		}
+		if time.Now().After(deadline) {
+			return false, fmt.Errorf("it stays locked: a process that counts was stopped (fuser names it): %w", err)
+		}
+		time.Sleep(200 * time.Microsecond)
+	}
+	var st unix.Stat_t
+	err = filesys.Retry(func() error { return f.sys.Fstatat(f.ebb, fileName, &st) })
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		f.unlock()
+		return false, err
+	}
+	return st.Ino == f.ino, nil
+}
+
+func (f *file) unlock() { _ = filesys.Retry(func() error { return f.sys.Lock(f.fd, false) }) }
+
+// read reads all records.
+func (f *file) read() ([]Record, error) {
+	p := make([]byte, 64*recordBytes)
+	n := 0
+	for {
+		got, err := f.sys.Pread(f.fd, p[n:], int64(n))
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if n += got; got == 0 {
+			return decodeAll(p[:n])
+		}
+		if n == len(p) {
+			p = append(p, make([]byte, len(p))...)
+		}
+	}
+}
+
+// write writes one record.
+func (f *file) write(place int, r Record) error {
+	p, off := r.encode(), int64(place)*recordBytes
+	for len(p) > 0 {
+		n, err := f.sys.Pwrite(f.fd, p, off)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if n <= 0 {
+			return unix.EIO
+		}
+		p, off = p[n:], off+int64(n)
+	}
+	return nil
+}
+
+// leased says whether a rank may have a supervisor.
+func (f *file) leased(rank string) bool {
+	var st unix.Stat_t
+	name := strings.ReplaceAll(rank, "/", "__") + ".lease"
+	return !errors.Is(f.sys.Fstatat(f.ebb, name, &st), unix.ENOENT)
+}
+
+// holds is the size of the files that a record's process left.
+func (f *file) holds(base string, r *Record) (total uint64, err error) {
+	if strings.Contains(r.Rank, "..") {
+		return 0, errRecord
+	}
+	dir, err := openat(f.sys, unix.AT_FDCWD, filepath.Join(base, r.Rank), unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC)
+	if errors.Is(err, unix.ENOENT) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = f.sys.Close(dir) }()
+	names, err := f.sys.Names(dir)
+	if err != nil {
+		return 0, err
+	}
+	for _, name := range names {
+		if !strings.HasPrefix(name, r.Owner.FilePrefix()) {
+			continue
+		}
+		var st unix.Stat_t
+		if err := f.sys.Fstatat(dir, name, &st); err == nil {
+			total += uint64(st.Size)
+		} else if !errors.Is(err, unix.ENOENT) {
+			return 0, err
+		}
+	}
+	return total, nil
+}
