@@ -128,7 +128,7 @@ func Start(c Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{drv: drv, config: c, table: alloc.New(), devices: map[int]*deviceState{}, peers: map[int]map[int]bool{}, said: map[string]bool{}}
+	e := &Engine{drv: drv, config: c, self: self, table: alloc.New(), devices: map[int]*deviceState{}, peers: map[int]map[int]bool{}, said: map[string]bool{}}
 	e.hash = hashing{key: key, loaded: map[int]bool{}}
 	e.gate = newGate(e.table.AnyPaused)
 	e.log = log.New(newFDWriter(c.LogFD), logPrefix(c.Identity), 0)
@@ -138,6 +138,7 @@ func Start(c Config) (*Engine, error) {
 		return nil, err
 	}
 	e.makeStores(self)
+	e.makeUsages()
 	return e, nil
 }
 
