@@ -56,6 +56,8 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Res
 		e.drain()
 		_, errs := e.releaseAll(set)
 		e.table.Settle(set, alloc.Paused)
+		res = e.halfway(t, "resume", "copied from")
+		res.Duration = time.Since(start)
 		return res, errors.Join(err, errs.err())
 	}
 	e.closeWindows(set)

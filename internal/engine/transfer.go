@@ -27,6 +27,7 @@ type transfer struct {
 	reach   []reach                    // by allocation, of a resume; nil: all is mapped
 	zero    map[uint64]fingerprint.Sum // of blocks of zeros, by length
 	checked time.Duration              // waited for fingerprints
+	moved   pipeline.Moved             // by the workers so far
 	workers int                        // that moved blocks
 }
 
@@ -122,7 +123,7 @@ func (t *transfer) work(kernel bool) pipeline.Work {
 	moves := func(list []int32) pipeline.Moves {
 		return pipeline.Moves{Len: len(list), At: func(i int) pipeline.Move { return t.move(int(list[i])) }}
 	}
-	return pipeline.Work{Host: moves(t.plan.Host), Disk: moves(t.plan.Disk), Kernel: kernel}
+	return pipeline.Work{Host: moves(t.plan.Host), Disk: moves(t.plan.Disk), Kernel: kernel, Moved: &t.moved}
 }
 
 // staged reports whether a block passes through the staging buffer, and of which device it is.

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/fingerprint"
@@ -39,6 +40,8 @@ type Move struct {
 	// device memory to zero. Nothing is copied.
 	Zero bool
 	Sum  fingerprint.Sum
+
+	queue int // that it was taken from
 }
 
 // Moves are moves in order. At is called from all workers, once for each index.
@@ -58,7 +61,21 @@ type Work struct {
 	// Kernel: what is stored is copied and hashed by the device's kernel. Otherwise the driver copies
 	// and the CPU hashes, and also checks what is loaded, before it is copied to the device.
 	Kernel bool
+
+	Moved *Moved // counts; nil: nothing counts
 }
+
+// Moved counts the bytes of the blocks that workers have copied, while they do.
+type Moved struct {
+	queue [2]atomic.Uint64
+}
+
+// Host and Disk are the bytes that were copied to or from host memory, and written to or read from
+// disk.
+func (m *Moved) Host() uint64 { return m.queue[hostQueue].Load() }
+
+// Disk is described at Host.
+func (m *Moved) Disk() uint64 { return m.queue[diskQueue].Load() }
 
 // Options say what New makes.
 type Options struct {
@@ -111,7 +128,10 @@ func (p *Pool) Run(d Direction, work Work, workers int) error {
 	if err := p.start(workers); err != nil {
 		return err
 	}
-	q := &queues{of: [2]Moves{hostQueue: work.Host, diskQueue: work.Disk}}
+	if work.Moved == nil {
+		work.Moved = &Moved{}
+	}
+	q := &queues{of: [2]Moves{hostQueue: work.Host, diskQueue: work.Disk}, moved: work.Moved}
 	errs := make(chan error, workers)
 	for i, w := range p.workers[:workers] {
 		w.jobs <- job{direction: d, queues: q, own: ownQueue(i, workers), kernel: work.Kernel, done: errs}

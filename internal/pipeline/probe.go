@@ -45,7 +45,7 @@ func (p *Pool) Probe(d Direction, work Work) (best int, trials []Trial, err erro
 			return best, trials, err
 		}
 		begun := time.Now()
-		if err := p.Run(d, Work{Disk: part, Kernel: work.Kernel}, n); err != nil {
+		if err := p.Run(d, Work{Disk: part, Kernel: work.Kernel, Moved: work.Moved}, n); err != nil {
 			return best, trials, err
 		}
 		rate := float64(length(part)) / 1e9 / max(time.Since(begun).Seconds(), 1e-9)

@@ -128,12 +128,14 @@ func (w *worker) finishCopyOut(j job, b *inflight) error {
 	}
 	if b.direct {
 		b.move.Backing.Mark(b.move.Offset, entry)
+		j.queues.done(b.move)
 		return nil
 	}
 	if err := b.move.Backing.WriteBlock(b.move.Offset, b.host, entry); err != nil {
 		w.quarantine(b.slot, err)
 		return b.failed("save", err)
 	}
+	j.queues.done(b.move)
 	return nil
 }
 
@@ -144,7 +146,7 @@ func (w *worker) load(j job) error {
 	for slot := 0; err == nil; slot = (slot + 1) % slots {
 		if b := busy[slot]; b != nil { // its staging block is needed again
 			busy[slot] = nil
-			if err = w.waitCopyIn(b); err != nil {
+			if err = w.waitCopyIn(j, b); err != nil {
 				break
 			}
 		}
@@ -158,7 +160,7 @@ func (w *worker) load(j job) error {
 		if b == nil {
 			continue
 		}
-		if e := w.waitCopyIn(b); err == nil {
+		if e := w.waitCopyIn(j, b); err == nil {
 			err = e
 		}
 	}
@@ -210,9 +212,12 @@ func (m *Move) reach() (err error) {
 	return err
 }
 
-func (w *worker) waitCopyIn(b *inflight) error {
+func (w *worker) waitCopyIn(j job, b *inflight) error {
 	if err := w.drv.StreamSynchronize(b.stream); err != nil {
 		return b.failed("copy to the device", err)
+	}
+	if !b.move.Zero {
+		j.queues.done(b.move)
 	}
 	return nil
 }

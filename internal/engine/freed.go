@@ -1,0 +1,128 @@
+package engine
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/store"
+)
+
+// This file compares what a pause released with what became free: physical memory that somebody still
+// refers to stays, although the driver took it back without an error. A registration (RDMA, cuFile,
+// NCCL user buffers) is such a reference; the memory that a resume creates is another one, so the
+// registration is of no use afterwards either. A shortfall is told, and is no error.
+
+// look is what is known of the memory of devices at one moment, in bytes.
+type look struct {
+	free   uint64         // as the driver says
+	own    uint64         // of this process, as NVML says
+	others map[int]uint64 // of each other process, likewise
+	told   bool           // NVML told of this process, and so of the others
+}
+
+// look looks at the devices of the set; false: the driver does not tell.
+func (e *Engine) look(set []*alloc.Allocation) (l look, ok bool) {
+	devices := map[int]bool{}
+	for _, a := range set {
+		devices[a.Device] = true
+	}
+	l.others, l.told = map[int]uint64{}, true
+	for _, dev := range slices.Sorted(maps.Keys(devices)) {
+		free, err := e.freeMemory(dev)
+		if err != nil {
+			return l, false
+		}
+		l.free += free
+		found := false
+		list, _ := e.drv.Holders(dev) // an error: nothing is told
+		for _, h := range list {
+			if h.PID == os.Getpid() {
+				l.own += h.Bytes
+				found = true
+			} else {
+				l.others[h.PID] += h.Bytes
+			}
+		}
+		l.told = l.told && found
+	}
+	return l, true
+}
+
+// tolerance is by how much what became free may differ from what was released: the driver's own
+// tables grow and shrink too, and what other processes do between two looks is not told exactly.
+func tolerance(released uint64) uint64 { return max(4<<20, released/64) }
+
+// freed enters in the result what became free since a look, and tells in the log what did not.
+func (e *Engine) freed(res *Result, set []*alloc.Allocation, before look) {
+	after, ok := e.look(set)
+	if !ok {
+		return
+	}
+	if why := res.compare(before, after); why != "" {
+		e.log.Printf("a pause released %s of device memory, of which %s did not become free: %s",
+			store.Size(res.DeviceBytes), store.Size(res.Missing), why)
+	}
+}
+
+// compare sets Freed and Missing by two looks, and says why something is missing, if it is.
+func (res *Result) compare(before, after look) (why string) {
+	grown, by := growth(before, after)
+	// What others took meanwhile was free in between, what they gave back was not released here.
+	became := int64(after.free) - int64(before.free) + grown
+	res.Freed = uint64(max(became, 0))
+	missing := res.DeviceBytes - min(res.DeviceBytes, res.Freed)
+	if missing <= tolerance(res.DeviceBytes) {
+		return ""
+	}
+	res.Missing = missing
+	return holding(before, after, res.DeviceBytes, by)
+}
+
+// growth is by how much other processes together hold more than before, and which do, as far as that is told.
+func growth(before, after look) (bytes int64, by []string) {
+	if !before.told || !after.told {
+		return 0, nil
+	}
+	pids := maps.Clone(before.others)
+	maps.Copy(pids, after.others)
+	for _, pid := range slices.Sorted(maps.Keys(pids)) {
+		more := int64(after.others[pid]) - int64(before.others[pid])
+		bytes += more
+		if more > 0 {
+			by = append(by, fmt.Sprintf("pid %d took %s", pid, store.Size(uint64(more))))
+		}
+	}
+	return bytes, by
+}
+
+// holding says who may hold what did not become free.
+func holding(before, after look, released uint64, by []string) string {
+	const registered = "what was registered with others (RDMA, cuFile, NCCL user buffers) or mapped a second time keeps it"
+	switch {
+	case !before.told || !after.told:
+		return registered + ", or another process has taken it, which the system does not tell here"
+	case after.own+released-min(released, tolerance(released)) > before.own:
+		return "this process still holds it: " + registered
+	case len(by) > 0:
+		return "this process gave it back; meanwhile " + strings.Join(by, ", ")
+	}
+	return "this process gave it back, and the driver keeps it"
+}
+
+// halfway is the result of a pause or resume that failed: what it had moved by then, which is told in
+// the log too. moved says which way. t is nil when nothing was begun.
+func (e *Engine) halfway(t *transfer, what, moved string) (res Result) {
+	if t == nil {
+		return res
+	}
+	res.HostBytes, res.DiskBytes, res.Workers, res.Checks = t.moved.Host(), t.moved.Disk(), t.workers, t.checked
+	if res.HostBytes+res.DiskBytes > 0 {
+		e.log.Printf("a %s failed when %s had been %s host memory and %s %s disk",
+			what, store.Size(res.HostBytes), moved, store.Size(res.DiskBytes), moved)
+	}
+	return res
+}
