@@ -197,6 +197,9 @@ type Result struct {
 	SkippedUnused uint64 // not moved: nobody needs them
 	Kept          uint64 // left on the device, because others use the memory
 
+	Freed   uint64 // that became free on the devices by a pause, as the driver says; see freed.go
+	Missing uint64 // of DeviceBytes: released by a pause, and not free
+
 	Workers int // that moved them; 0: nothing moved
 
 	Duration time.Duration

@@ -48,14 +48,20 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	if err != nil {
 		e.closeWindows(set)
 		e.table.Settle(set, alloc.Active)
+		res = e.halfway(t, "pause", "copied to")
+		res.Duration = time.Since(start)
 		e.recordPause(res, err)
 		return res, err
 	}
+	before, seen := e.look(set)
 	paused, released, err := e.unmapAll(set)
 	res = t.result()
 	res.Allocations, res.DeviceBytes = uint64(len(paused)), released
 	for _, a := range paused {
 		res.Bytes += a.Size
+	}
+	if seen {
+		e.freed(&res, set, before)
 	}
 	e.leave(&res, tags, s)
 	res.Duration = time.Since(start)
@@ -116,7 +122,7 @@ func (e *Engine) save(set []*alloc.Allocation, s Settings) (t *transfer, err err
 		err = e.saveAll(t)
 	}
 	if err != nil {
-		return nil, err
+		return t, err
 	}
 	err = inParallel(len(held), func(i int) error {
 		if held[i] == nil {

@@ -86,6 +86,8 @@ type outcome struct {
 	SkippedSame uint64  `json:"skipped_same_bytes"`
 	Unused      uint64  `json:"skipped_unused_bytes"`
 	Kept        uint64  `json:"kept_bytes"`
+	Freed       uint64  `json:"freed_bytes"`
+	Missing     uint64  `json:"missing_bytes"`
 	Workers     int     `json:"workers"` // that moved them
 	Seconds     float64 `json:"seconds"`
 	Checks      float64 `json:"check_seconds"`
@@ -97,7 +99,7 @@ func newOutcome(r Result, err error) *outcome {
 	o := &outcome{
 		Allocations: r.Allocations, Bytes: r.Bytes, DeviceBytes: r.DeviceBytes,
 		HostBytes: r.HostBytes, DiskBytes: r.DiskBytes,
-		SkippedZero: r.SkippedZero, SkippedSame: r.SkippedSame, Unused: r.SkippedUnused, Kept: r.Kept,
+		SkippedZero: r.SkippedZero, SkippedSame: r.SkippedSame, Unused: r.SkippedUnused, Kept: r.Kept, Freed: r.Freed, Missing: r.Missing,
 		Workers: r.Workers,
 		Seconds: r.Duration.Seconds(), Checks: r.Checks.Seconds(),
 	}
