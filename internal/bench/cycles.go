@@ -191,6 +191,7 @@ func (s *session) mainFigures(c *cast, _ []*actor) {
 		value("cpu-seconds", "raw", "raw write, CPU seconds per GB", unitCPU, c.writes.cpuPerGB("").values),
 		value("cpu-seconds", "raw", "raw read, CPU seconds per GB", unitCPU, c.reads.cpuPerGB("").values),
 		checkShare("pause", c.main[0].pauses), checkShare("resume", c.main[0].wakes),
+		missing("checks", "ebb", "bytes hashed a second / bytes of a copy on the device", "test/gpu measures it"),
 	)
 }
 

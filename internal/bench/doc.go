@@ -6,12 +6,13 @@
 // package starts, commands and times. A run reads:
 //
 //	options.go      what was asked for
-//	directory.go    the folders of a run, and whether they may be used
+//	directory.go    the disk directories, and whether they may be used
+//	folder.go       the folder of a run and its removal; marker.go: the proof that a run made it
 //	against.go      the other library; runtime.go: the CUDA runtime
 //	room.go         what a run takes, checked before it begins
 //	run.go          experiments one after the other
 //	rank.go         one process; actor.go: an actor's memory in it; rawdisk.go: raw arms
-//	experiments.go  what is measured, round by round
+//	cycles.go       rows whose actors share their rounds; experiments.go: the others
 //	rows.go         the rows, and which experiment gives each
 //	stats.go        medians and intervals (pure)
 //	report.go, text.go, svg.go   the result (pure)

@@ -9,11 +9,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebb-offload/ebb/internal/launch"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -94,6 +97,34 @@ func TestText(t *testing.T) {
 	sample().WriteText(&out, true)
 	if !strings.Contains(out.String(), "\x1b[1m") {
 		t.Error("nothing is bold")
+	}
+}
+
+// Goals are of ebb, and of a GPU. A figure of which nothing was measured is none.
+func TestGoalsAreForEbbOnAGPU(t *testing.T) {
+	goals := func(device string) (named []string) {
+		s := &session{o: NewOptions()}
+		s.o.Device = device
+		s.add(
+			value("pause", "ebb", "reached", unitRatio, []float64{1}).atLeast(0.92),
+			value("pause", "tms", "other", unitRatio, []float64{1}).atLeast(0.92),
+			value("pause", "ebb", "none", unitRatio, nil).atLeast(0.92),
+		)
+		if len(s.report.Figures) != 2 {
+			t.Errorf("figures %+v", s.report.Figures)
+		}
+		for _, f := range s.report.Figures {
+			if text := goal(f); text != "" {
+				named = append(named, f.What+" "+text)
+			}
+		}
+		return named
+	}
+	if got := goals("0"); !slices.Equal(got, []string{"reached >= 0.92"}) {
+		t.Errorf("on a GPU %q", got)
+	}
+	if got := goals(launch.DeviceSoft); len(got) > 0 {
+		t.Errorf("on the software device %q", got)
 	}
 }
 
