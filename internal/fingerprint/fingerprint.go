@@ -81,15 +81,23 @@ func ReadKey(r io.Reader) (*Key, error) {
 		if err != nil {
 			return nil, err
 		}
-		for i := range k.powers[q] {
-			k.powers[q][i] = x
-			x = mul(x, x)
-		}
-		if k.points[q], err = readPoint(r); err != nil {
+		y, err := readPoint(r)
+		if err != nil {
 			return nil, err
 		}
+		k.setPoints(q, x, y)
 	}
 	return k, nil
+}
+
+// setPoints sets the points of one of the two polynomials: for the columns of a tile, and for the
+// tiles of a block.
+func (k *Key) setPoints(q int, x, y uint64) {
+	for i := range k.powers[q] {
+		k.powers[q][i] = x
+		x = mul(x, x)
+	}
+	k.points[q] = y
 }
 
 // readPoint draws a number below the prime, each with the same probability.
