@@ -121,6 +121,10 @@ test-long: build ## long forms of the random and kill tests; prints their seeds
 	$(MAKE) --silent -C softgpu test 2>&1 | scripts/count-tests.sh softgpu
 	@echo "make test-long: all passed"
 
+.PHONY: soak
+soak: build ## random actors and faults for SOAK seconds (1800); prints its seed and a table
+	SOAK=$${SOAK:-1800} $(GO) test -count=1 -timeout 0 -v -run '^TestSoak$$' ./test/e2e
+
 .PHONY: fuzz
 fuzz: softgpu ## every fuzz target, each for FUZZTIME (5s)
 	@scripts/fuzz.sh
