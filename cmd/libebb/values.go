@@ -115,7 +115,9 @@ func settingsOf(s *C.ebb_engine_settings) (engine.Settings, error) {
 	}, nil
 }
 
-// rangesOf copies ranges of device memory, as numbers.
+// rangesOf copies ranges of device memory, as numbers. Their pointers are the caller's word: one that is none, or that
+// by chance looks like one of Go's, must not be a pointer on a Go stack even for a moment, where
+// the collector would find it.
 func rangesOf(ranges *C.ebb_range, n C.size_t) ([]mem.Range, error) {
 	if n == 0 {
 		return nil, nil
@@ -124,8 +126,10 @@ func rangesOf(ranges *C.ebb_range, n C.size_t) ([]mem.Range, error) {
 		return nil, invalid("unused is null")
 	}
 	list := make([]mem.Range, 0, n)
-	for _, r := range unsafe.Slice(ranges, int(n)) {
-		list = append(list, mem.Range{Addr: mem.Addr(uintptr(r.ptr)), Bytes: uint64(r.bytes)})
+	all := unsafe.Slice(ranges, int(n))
+	for i := range all {
+		addr := *(*uintptr)(unsafe.Pointer(&all[i].ptr))
+		list = append(list, mem.Range{Addr: mem.Addr(addr), Bytes: uint64(all[i].bytes)})
 	}
 	return list, nil
 }
@@ -139,7 +143,9 @@ func classesOf(classes *C.ebb_engine_unmanaged, n C.size_t) ([]engine.Class, err
 		return nil, invalid("classes is null")
 	}
 	list := make([]engine.Class, 0, n)
-	for i, c := range unsafe.Slice(classes, int(n)) {
+	all := unsafe.Slice(classes, int(n))
+	for i := range all {
+		c := &all[i]
 		if c.name == nil {
 			return nil, invalid("class %d has no name", i)
 		}

@@ -165,7 +165,15 @@ const (
 	CodeNotInitialized Code = 3
 	CodeDeinitialized  Code = 4
 	CodeInvalidDevice  Code = 101
+	CodeInvalidImage   Code = 200
+	CodeNoBinaryForGPU Code = 209
+	CodeInvalidPTX     Code = 218
+	CodeNoJITCompiler  Code = 221
+	CodeUnsupportedPTX Code = 222
+	CodeJITDisabled    Code = 223
+	CodeInvalidSource  Code = 300
 	CodeIllegalState   Code = 401
+	CodeNotFound       Code = 500
 	CodeNotSupported   Code = 801
 	CodeUnknown        Code = 999
 

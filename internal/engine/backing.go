@@ -111,13 +111,14 @@ func (b *backings) release(a *alloc.Allocation) error {
 // BackupPointer returns the host copy of [addr, addr+size) of memory with CPU backup: while it
 // is paused, and afterwards while backups are retained.
 func (e *Engine) BackupPointer(addr mem.Addr, size uint64) (unsafe.Pointer, error) {
-	a, _, err := e.table.Find(addr, size)
+	a, _, err := e.table.Hold(addr, size) // a free waits
 	if err != nil && e.table.MappingAt(addr) != nil {
 		return nil, fmt.Errorf("%w: the %d bytes at %v are not in one allocation, whose backup is one piece", ErrState, size, addr)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("backup pointer of %d bytes at %v: %w", size, addr, err)
 	}
+	defer e.table.Unhold(a)
 	if a.Backup != alloc.BackupCPU {
 		return nil, fmt.Errorf("%w: %v has backup %v, not cpu", ErrState, a, a.Backup)
 	}

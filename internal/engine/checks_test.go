@@ -422,7 +422,7 @@ func TestWithoutKernelsEverythingIsMovedAndChecked(t *testing.T) {
 				r.resume()
 				r.holds(a)
 			}
-			if n := strings.Count(r.logged(), "does not load ebb's kernel"); n != 1 || !strings.Contains(r.logged(), "CUDA_ERROR_NO_BINARY_FOR_GPU") {
+			if n := strings.Count(r.logged(), "works without ebb's kernel from now on"); n != 1 || !strings.Contains(r.logged(), "CUDA_ERROR_NO_BINARY_FOR_GPU") {
 				t.Errorf("the refusal is said %d times: %s", n, r.logged())
 			}
 		})

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"runtime"
 	"slices"
+	"sync/atomic"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
@@ -17,6 +18,7 @@ type deviceState struct {
 	granularity uint64
 	props       mem.Props
 	primary     device.Context
+	warmed      atomic.Bool // see warmUp
 }
 
 // deviceState returns what is known of a device, asking the driver the first time.
@@ -60,27 +62,20 @@ func (e *Engine) withContext(ctx device.Context, fn func() error) (err error) {
 	if err != nil {
 		return err
 	}
-	mode, err := e.drv.ExchangeCaptureMode(device.CaptureRelaxed)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if _, e2 := e.drv.ExchangeCaptureMode(mode); err == nil && e2 != nil {
-			err = restoreError(e2)
+	return e.relaxed(func() (err error) {
+		if before == ctx {
+			return fn()
 		}
-	}()
-	if before == ctx {
+		if err := e.drv.SetContext(ctx); err != nil {
+			return err
+		}
+		defer func() {
+			if e2 := e.drv.SetContext(before); err == nil && e2 != nil {
+				err = restoreError(e2)
+			}
+		}()
 		return fn()
-	}
-	if err := e.drv.SetContext(ctx); err != nil {
-		return err
-	}
-	defer func() {
-		if e2 := e.drv.SetContext(before); err == nil && e2 != nil {
-			err = restoreError(e2)
-		}
-	}()
-	return fn()
+	})
 }
 
 // restoreError hides the driver's code: it speaks of the caller's context, not of what was done.

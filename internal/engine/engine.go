@@ -88,7 +88,8 @@ type Engine struct {
 	usages   usages
 	self     rankdir.Owner
 	host     hostMemory
-	gate     *gate // see safepoint.go
+	gate     *gate          // see safepoint.go
+	warming  sync.WaitGroup // see warmUp
 
 	op      sync.Mutex // one pause or resume at a time; guards the fields below
 	pool    *pipeline.Pool
@@ -129,7 +130,7 @@ func Start(c Config) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{drv: drv, config: c, self: self, table: alloc.New(), devices: map[int]*deviceState{}, peers: map[int]map[int]bool{}, said: map[string]bool{}}
-	e.hash = hashing{key: key, loaded: map[int]bool{}}
+	e.hash = hashing{key: key, refused: map[int]bool{}, streams: map[int]*[2]device.Stream{}}
 	e.gate = newGate(e.table.AnyPaused)
 	e.log = log.New(newFDWriter(c.LogFD), logPrefix(c.Identity), 0)
 	e.block, e.workers = block, workers
@@ -200,7 +201,8 @@ type Result struct {
 	Freed   uint64 // that became free on the devices by a pause, as the driver says; see freed.go
 	Missing uint64 // of DeviceBytes: released by a pause, and not free
 
-	Workers int // that moved them; 0: nothing moved
+	Workers int    // that moved them; 0: nothing moved
+	Phases  Phases // seconds of the parts of Duration
 
 	Duration time.Duration
 	Checks   time.Duration // of Duration: waiting for fingerprints

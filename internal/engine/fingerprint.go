@@ -3,7 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"sync"
+	"slices"
 	"time"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
@@ -12,67 +12,100 @@ import (
 )
 
 // hashTiles is how many tiles one launch hashes, and so how much pinned memory the results take:
-// 2 GiB of device memory and 384 KiB.
-const hashTiles = 8192
+// 512 MiB of device memory and 128 KiB. Of many small launches little is left to do when the last one ends.
+const hashTiles = 2048
 
 // hashing is what the engine needs to hash device memory. Guarded by Engine.op.
 type hashing struct {
 	key     *fingerprint.Key
-	refused bool // the driver does not load the kernel: the CPU hashes what is copied
-	loaded  map[int]bool
-	lanes   [2]device.Hasher // the CPU folds the results of one while the GPU is at the other; nil until first needed
+	refused map[int]bool // devices whose driver does not take the kernel, now or ever
+	lanes   [2]device.Hasher
+	streams map[int]*[2]device.Stream // of the lanes, by device
 }
 
-// loadEarly begins to load the kernel for the allocations, beside what else a pause has to prepare:
-// the driver has to compile it first. What comes of it is for readyToHash to find out. The caller
-// waits for it in the end.
-func (e *Engine) loadEarly(set []*alloc.Allocation) (wait func()) {
-	var loading sync.WaitGroup
-	started := map[int]bool{}
-	for _, a := range set {
-		dev := a.Device
-		if e.hash.refused || e.hash.loaded[dev] || started[dev] || a.Backup == alloc.BackupNone {
-			continue
-		}
-		started[dev] = true
-		loading.Go(func() {
-			_ = guarded(dev, func(dev int) error { return e.withDevice(dev, e.drv.LoadFingerprint) })
-		})
+// The CPU folds the results of one lane while the GPU is at the other. Lanes work on all devices.
+
+// warmUp begins to load the kernel on a device, the first time that memory which a pause keeps is made
+// there: the driver has to compile it first, and at the first pause the device may be full. What comes
+// of it is for readyToHash to find out.
+func (e *Engine) warmUp(d *deviceState, dev int, b alloc.Backup) {
+	if b == alloc.BackupNone || d.warmed.Swap(true) {
+		return
 	}
-	return loading.Wait
+	e.warming.Go(func() {
+		_ = guarded(dev, func(dev int) error { return e.withDevice(dev, e.drv.LoadFingerprint) })
+	})
 }
 
-// readyToHash says whether the kernel is there on all devices of a transfer, and loads it first.
-// One refusal is enough to do without from then on, which is said once.
-func (e *Engine) readyToHash(t *transfer) (bool, error) {
+// readyToHash finds out on which devices of a transfer the kernel is there, and loads it where it is
+// not. Only a driver that refuses the kernel itself is not asked again; whatever else went wrong, the next
+// operation tries it anew.
+func (e *Engine) readyToHash(t *transfer) {
 	defer func(begun time.Time) { t.checked += time.Since(begun) }(time.Now())
 	for _, dev := range t.devices() {
-		if e.hash.refused || e.hash.loaded[dev] {
+		if e.hash.refused[dev] {
 			continue
 		}
-		if err := e.withDevice(dev, e.drv.LoadFingerprint); err != nil {
-			e.hash.refused = true
-			e.log.Printf("the driver does not load ebb's kernel on device %d: blocks are hashed by the CPU, zero and unchanged ones are moved, writes during a pause are not found: %v", dev, err)
-			break
+		err := e.withDevice(dev, func() error { return e.prepareToHash(dev) })
+		if err == nil {
+			t.kernel[dev] = true
+			continue
 		}
-		if err := e.withDevice(dev, e.makeHashers); err != nil {
-			return false, err
+		until := "for now"
+		if refusesKernel(err) {
+			e.hash.refused[dev] = true
+			until = "from now on"
 		}
-		e.hash.loaded[dev] = true
+		e.log.Printf("device %d works without ebb's kernel %s: blocks are hashed by the CPU, zero and unchanged ones are moved, writes during a pause are not found: %v", dev, until, err)
 	}
-	return !e.hash.refused, nil
 }
 
-// makeHashers makes what launches need, once, for all contexts.
-func (e *Engine) makeHashers() (err error) {
+// prepareToHash loads the kernel and makes what launches need, each once. The device's context is
+// current.
+func (e *Engine) prepareToHash(dev int) (err error) {
+	if err := e.drv.LoadFingerprint(); err != nil {
+		return err
+	}
 	for i := range e.hash.lanes {
 		if e.hash.lanes[i] == nil {
 			if e.hash.lanes[i], err = e.drv.NewHasher(e.hash.key, hashTiles); err != nil {
+				e.hash.lanes[i] = nil
 				return err
 			}
 		}
 	}
+	if e.hash.streams[dev] == nil {
+		streams, err := e.makeStreams()
+		if err != nil {
+			return err
+		}
+		e.hash.streams[dev] = streams
+	}
 	return nil
+}
+
+// makeStreams makes the streams of the lanes in the current context, or none.
+func (e *Engine) makeStreams() (s *[2]device.Stream, err error) {
+	s = &[2]device.Stream{}
+	for i := range s {
+		if s[i], err = e.drv.StreamCreate(); err != nil {
+			for _, made := range s[:i] {
+				err = errors.Join(err, e.drv.StreamDestroy(made))
+			}
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// refusesKernel reports whether the driver will never take the kernel: the image, or compiling it, is
+// what it refuses.
+func refusesKernel(err error) bool {
+	var e *device.Error
+	return errors.As(err, &e) && slices.Contains([]device.Code{
+		device.CodeInvalidImage, device.CodeNoBinaryForGPU, device.CodeInvalidPTX, device.CodeUnsupportedPTX,
+		device.CodeNoJITCompiler, device.CodeJITDisabled, device.CodeInvalidSource, device.CodeNotFound, device.CodeNotSupported,
+	}, e.Code)
 }
 
 // hashed is what a launch was given: numbers of blocks, in the order of its spans.
@@ -83,11 +116,14 @@ type hashed struct {
 	blocks []int32
 }
 
-// hashBlocks hashes the device memory of all blocks of a transfer that want wants, and calls got
-// for each, in the order of their numbers within a device. The kernel must be ready.
+// hashBlocks hashes the device memory of all blocks of a transfer that want wants, on devices with the
+// kernel, and calls got for each, in the order of their numbers within a device.
 func (e *Engine) hashBlocks(t *transfer, want func(n int) bool, got func(n int, s fingerprint.Sum, zero bool)) error {
 	defer func(begun time.Time) { t.checked += time.Since(begun) }(time.Now())
 	for _, dev := range t.devices() {
+		if !t.kernel[dev] {
+			continue
+		}
 		if err := e.withDevice(dev, func() error { return e.hashDevice(t, dev, want, got) }); err != nil {
 			return fmt.Errorf("hash the memory on device %d: %w", dev, err)
 		}
@@ -100,13 +136,15 @@ func (e *Engine) hashDevice(t *transfer, dev int, want func(n int) bool, got fun
 	var lanes [2]hashed
 	for i := range lanes {
 		l := &lanes[i]
-		l.hasher = e.hash.lanes[i]
-		if l.stream, err = e.drv.StreamCreate(); err != nil {
-			return err
-		}
-		// An error of the driver's would have shown when the stream was waited for.
-		defer func() { err = errors.Join(err, e.drv.StreamSynchronize(l.stream), e.drv.StreamDestroy(l.stream)) }()
+		l.hasher, l.stream = e.hash.lanes[i], e.hash.streams[dev][i]
 	}
+	defer func() { // no launch may be under way when the lanes are used next
+		if err != nil {
+			for _, s := range e.hash.streams[dev] {
+				err = errors.Join(err, e.drv.StreamSynchronize(s))
+			}
+		}
+	}()
 	finish := func(l *hashed) error {
 		if len(l.blocks) == 0 {
 			return nil

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"unsafe"
@@ -177,16 +176,4 @@ func (e *Engine) hostStatus() HostStatus {
 		s.Bytes += st.Usage().HostBytes
 	}
 	return s
-}
-
-// closeHost gives the arena back.
-func (e *Engine) closeHost() error {
-	e.host.mu.Lock()
-	defer e.host.mu.Unlock()
-	if e.host.arena == nil {
-		return nil
-	}
-	err := e.host.arena.Close()
-	e.host.arena = nil
-	return errors.Join(err)
 }

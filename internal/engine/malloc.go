@@ -56,6 +56,7 @@ func (e *Engine) Malloc(size uint64, dev int, r Region, margin uint64) (mem.Addr
 		return 0, fmt.Errorf("allocate %d bytes on device %d: %w", size, dev, err)
 	}
 	e.table.Add(a)
+	e.warmUp(d, dev, r.Backup)
 	if !slices.Equal(access, e.rangeAccess(dev)) { // it changed meanwhile
 		if err := e.grantPeers(a); err != nil {
 			return 0, errors.Join(err, e.Free(a.Base, false))

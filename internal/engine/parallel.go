@@ -2,10 +2,12 @@ package engine
 
 import (
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/pipeline"
 )
 
@@ -14,8 +16,8 @@ import (
 const sideBySide = 8
 
 // inParallel calls f for 0 … n-1, several at a time. After the first error no further call is
-// begun; that error is returned.
-func inParallel(n int, f func(i int) error) error {
+// begun; that error is returned. The calls are made on threads with capture mode relaxed.
+func (e *Engine) inParallel(n int, f func(i int) error) error {
 	var next atomic.Int64
 	var failed atomic.Bool
 	var once sync.Once
@@ -23,20 +25,43 @@ func inParallel(n int, f func(i int) error) error {
 	var wg sync.WaitGroup
 	for range min(sideBySide, n) {
 		wg.Go(func() {
-			for !failed.Load() {
-				i := int(next.Add(1) - 1)
-				if i >= n {
-					return
+			err := e.relaxed(func() error {
+				for !failed.Load() {
+					i := int(next.Add(1) - 1)
+					if i >= n {
+						break
+					}
+					if err := guarded(i, f); err != nil {
+						return err
+					}
 				}
-				if err := guarded(i, f); err != nil {
-					failed.Store(true)
-					once.Do(func() { first = err })
-				}
+				return nil
+			})
+			if err != nil {
+				failed.Store(true)
+				once.Do(func() { first = err })
 			}
 		})
 	}
 	wg.Wait()
 	return first
+}
+
+// relaxed runs f on an OS thread with capture mode relaxed, so that no driver call of f's disturbs a stream
+// capture of the actor, and puts back the mode that the thread had.
+func (e *Engine) relaxed(f func() error) (err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	mode, err := e.drv.ExchangeCaptureMode(device.CaptureRelaxed)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if _, e2 := e.drv.ExchangeCaptureMode(mode); err == nil && e2 != nil {
+			err = restoreError(e2)
+		}
+	}()
+	return f()
 }
 
 // guarded turns a panic into an error: on this goroutine it would end the actor.
@@ -49,17 +74,18 @@ func guarded(i int, f func(i int) error) (err error) {
 	return f(i)
 }
 
-// releaseAll unmaps the allocations and gives their memory back, as much of it as is possible.
+// releaseAll unmaps the allocations and gives their memory back, as much of it as is possible: one after
+// the other, since the driver does no two at a time and more threads only get in each other's way (H200: 58 to 71 ms
+// for 1,536 allocations by one thread, 78 to 90 ms by 2 to 8).
 func (e *Engine) releaseAll(set []*alloc.Allocation) (released uint64, errs errorList) {
-	bytes := make([]uint64, len(set))
-	failed := make([]error, len(set))
-	_ = inParallel(len(set), func(i int) error {
-		bytes[i], failed[i] = e.releasePieces(set[i])
-		return nil // the others are released all the same
+	err := e.relaxed(func() error {
+		for _, a := range set {
+			bytes, err := e.releasePieces(a)
+			released += bytes
+			errs.add(err)
+		}
+		return nil
 	})
-	for i := range set {
-		released += bytes[i]
-		errs.add(failed[i])
-	}
+	errs.add(err)
 	return released, errs
 }

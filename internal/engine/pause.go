@@ -44,7 +44,8 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	defer e.backings.begin()()
 	defer e.countWritten()
 	defer e.watchDisks()()
-	t, err := e.save(set, s)
+	p := &watch{last: start}
+	t, err := e.save(set, s, p)
 	if err != nil {
 		e.closeWindows(set)
 		e.table.Settle(set, alloc.Active)
@@ -54,7 +55,9 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 		return res, err
 	}
 	before, seen := e.look(set)
+	p.done(&p.Rest)
 	paused, released, err := e.unmapAll(set)
+	p.done(&p.Unmap)
 	res = t.result()
 	res.Allocations, res.DeviceBytes = uint64(len(paused)), released
 	for _, a := range paused {
@@ -64,7 +67,8 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 		e.freed(&res, set, before)
 	}
 	e.leave(&res, tags, s)
-	res.Duration = time.Since(start)
+	p.done(&p.Rest)
+	res.Phases, res.Duration = p.Phases, time.Since(start)
 	if err != nil {
 		err = fmt.Errorf("%w: %d of %d allocations: %w", ErrPartial, len(paused), len(set), err)
 	}
@@ -92,14 +96,14 @@ func (e *Engine) refuseUnmanaged(s Settings) error {
 
 // save brings all bytes of the set into its backings, or gives back what it took of host memory
 // and disk. The set is in Pausing.
-func (e *Engine) save(set []*alloc.Allocation, s Settings) (t *transfer, err error) {
+func (e *Engine) save(set []*alloc.Allocation, s Settings, p *watch) (t *transfer, err error) {
 	if s.CaptureActive { // waiting for the device would invalidate it
 		return nil, ErrCapture
 	}
-	defer e.loadEarly(set)()
 	if err := e.synchronizeAll(); err != nil {
 		return nil, err
 	}
+	p.done(&p.Wait)
 	if err := e.openWindows(set); err != nil {
 		return nil, err
 	}
@@ -112,19 +116,15 @@ func (e *Engine) save(set []*alloc.Allocation, s Settings) (t *transfer, err err
 			err = e.giveUp(err, fresh, set)
 		}
 	}()
-	t = e.newTransfer(set, held)
-	kernel, err := e.readyToHash(t)
-	switch {
-	case err != nil:
-	case kernel:
-		err = e.saveChecked(t, plan.Union(s.Unused))
-	default:
-		err = e.saveAll(t)
-	}
-	if err != nil {
+	p.done(&p.Room)
+	t = e.newTransfer(set, held, p)
+	t.fresh = len(fresh) > 0
+	e.readyToHash(t)
+	if err := e.saveChecked(t, plan.Union(s.Unused)); err != nil {
 		return t, err
 	}
-	err = inParallel(len(held), func(i int) error {
+	defer p.done(&p.Commit)
+	err = e.inParallel(len(held), func(i int) error {
 		if held[i] == nil {
 			return nil
 		}
@@ -136,32 +136,20 @@ func (e *Engine) save(set []*alloc.Allocation, s Settings) (t *transfer, err err
 	return t, err
 }
 
-// saveAll saves every block. What is written to the memory meanwhile is not found.
-func (e *Engine) saveAll(t *transfer) error {
-	for n := range t.blocks.Len() {
-		b := t.blocks.At(n)
-		t.plan.Add(n, b, plan.Move, t.target(b), false)
-	}
-	if err := e.run(t, pipeline.Store, false); err != nil {
-		return err
-	}
-	// A fault that happened meanwhile would have made the copies worthless.
-	return e.synchronizeAll()
-}
-
 // rewrites is how often blocks that were written to during a pause are saved again.
 const rewrites = 2
 
 // saveChecked saves the blocks whose bytes are not known to be in their backing already, until all
 // device memory is what the backings hold. All of it is hashed before, to find what need not move,
 // and after: since the fingerprint that a backing keeps is that of the copy it was given, a write
-// that came at any moment in between shows, even one that was undone.
+// that came at any moment in between shows, even one that was undone. On a device without the kernel all
+// blocks are saved, and what is written to the memory meanwhile is not found.
 func (e *Engine) saveChecked(t *transfer, unused plan.Ranges) error {
 	if err := e.decide(t, unused); err != nil {
 		return err
 	}
 	for round := 0; ; round++ {
-		if err := e.run(t, pipeline.Store, true); err != nil {
+		if err := e.run(t, pipeline.Store); err != nil {
 			return err
 		}
 		// A fault that happened meanwhile would have made the copies worthless.
@@ -189,6 +177,12 @@ func everyBlock(int) bool { return true }
 // decide hashes all device memory and enters what becomes of each block in the plan. Blocks that
 // do not move get their new entries here, with the fingerprint that their memory has.
 func (e *Engine) decide(t *transfer, unused plan.Ranges) error {
+	defer t.phases.done(&t.phases.Hash)
+	for n := range t.blocks.Len() {
+		if b := t.blocks.At(n); !t.hashed(b) {
+			t.plan.Add(n, b, plan.Move, t.target(b), false)
+		}
+	}
 	return e.hashBlocks(t, everyBlock, func(n int, sum fingerprint.Sum, zero bool) {
 		b := t.blocks.At(n)
 		backing, was, target := t.held[b.Item], t.entry(b), t.target(b)
@@ -227,7 +221,7 @@ func (e *Engine) openBackings(set []*alloc.Allocation) (held []store.Backing, fr
 	}
 	held = make([]store.Backing, len(set))
 	made := make([]bool, len(set))
-	err = inParallel(len(set), func(i int) (err error) {
+	err = e.inParallel(len(set), func(i int) (err error) {
 		a := set[i]
 		if a.Backup == alloc.BackupNone {
 			return nil

@@ -51,7 +51,7 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Res
 	}
 	defer e.backings.begin()()
 	defer e.watchDisks()()
-	created, t, err := e.restore(set)
+	created, t, err := e.restore(set, &watch{last: time.Now()})
 	if err != nil {
 		e.drain()
 		_, errs := e.releaseAll(set)
@@ -63,6 +63,7 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Res
 	e.closeWindows(set)
 	e.table.Settle(set, alloc.Active)
 	e.gate.resumed()
+	t.phases.done(&t.phases.Rest)
 	res = t.result()
 	for _, a := range set {
 		res.Bytes += a.Size
@@ -77,10 +78,11 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Res
 }
 
 // restore gives the set its memory and its bytes. The set is in Resuming.
-func (e *Engine) restore(set []*alloc.Allocation) (created uint64, t *transfer, err error) {
+func (e *Engine) restore(set []*alloc.Allocation, p *watch) (created uint64, t *transfer, err error) {
 	if created, err = e.createOnce(set); err != nil {
 		return 0, nil, err
 	}
+	p.done(&p.Create)
 	held := make([]store.Backing, len(set))
 	for i, a := range set {
 		if a.Backup == alloc.BackupNone {
@@ -90,7 +92,7 @@ func (e *Engine) restore(set []*alloc.Allocation) (created uint64, t *transfer, 
 			return 0, nil, fmt.Errorf("%v: %w: it has no backing", a, store.ErrLost)
 		}
 	}
-	t = e.newTransfer(set, held)
+	t = e.newTransfer(set, held, p)
 	t.reach = make([]reach, len(set))
 	for i, a := range set {
 		t.reach[i].call = func() error { return e.mapPieces(a) }
@@ -113,16 +115,14 @@ func (e *Engine) load(t *transfer) error {
 		}
 		t.plan.Add(n, b, action, t.target(b), true)
 	}
-	kernel, err := e.readyToHash(t)
-	if err != nil {
+	e.readyToHash(t)
+	if err := e.run(t, pipeline.Load); err != nil {
 		return err
 	}
-	if err := e.run(t, pipeline.Load, kernel); err != nil {
+	if err := e.inParallel(len(t.reach), func(i int) error { return t.reach[i].now() }); err != nil {
 		return err
 	}
-	if err := inParallel(len(t.reach), func(i int) error { return t.reach[i].now() }); err != nil || !kernel {
-		return err
-	}
+	t.phases.done(&t.phases.Map)
 	wrong, err := e.verify(t, func(n int) bool { return t.plan.Action(n) != plan.Dead })
 	if err != nil || len(wrong) == 0 {
 		return err
@@ -145,7 +145,7 @@ func (e *Engine) createOnce(set []*alloc.Allocation) (created uint64, err error)
 			}
 		}
 	}
-	err = inParallel(len(missing), func(i int) (err error) {
+	err = e.inParallel(len(missing), func(i int) (err error) {
 		missing[i].Handle, err = e.create(missing[i])
 		return err
 	})

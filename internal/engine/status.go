@@ -91,6 +91,7 @@ type outcome struct {
 	Workers     int     `json:"workers"` // that moved them
 	Seconds     float64 `json:"seconds"`
 	Checks      float64 `json:"check_seconds"`
+	Phases      Phases  `json:"phases"`   // seconds of its parts
 	GBPerS      float64 `json:"gb_per_s"` // 1e9 logical bytes a second
 	Error       string  `json:"error,omitempty"`
 }
@@ -100,7 +101,7 @@ func newOutcome(r Result, err error) *outcome {
 		Allocations: r.Allocations, Bytes: r.Bytes, DeviceBytes: r.DeviceBytes,
 		HostBytes: r.HostBytes, DiskBytes: r.DiskBytes,
 		SkippedZero: r.SkippedZero, SkippedSame: r.SkippedSame, Unused: r.SkippedUnused, Kept: r.Kept, Freed: r.Freed, Missing: r.Missing,
-		Workers: r.Workers,
+		Workers: r.Workers, Phases: r.Phases,
 		Seconds: r.Duration.Seconds(), Checks: r.Checks.Seconds(),
 	}
 	if o.Seconds > 0 {

@@ -24,6 +24,9 @@ type transfer struct {
 	blocks plan.Blocks
 	plan   plan.Plan
 
+	kernel  map[int]bool               // by device: ebb's kernel is there, for this transfer
+	fresh   bool                       // room for bytes was taken a moment ago, and may still be made
+	phases  *watch                     // of the operation
 	reach   []reach                    // by allocation, of a resume; nil: all is mapped
 	zero    map[uint64]fingerprint.Sum // of blocks of zeros, by length
 	checked time.Duration              // waited for fingerprints
@@ -31,12 +34,15 @@ type transfer struct {
 	workers int                        // that moved blocks
 }
 
-func (e *Engine) newTransfer(set []*alloc.Allocation, held []store.Backing) *transfer {
+func (e *Engine) newTransfer(set []*alloc.Allocation, held []store.Backing, p *watch) *transfer {
 	items := make([]plan.Item, len(set))
 	for i, a := range set {
 		items[i] = plan.Item{Size: a.Size, Target: targets[a.Backup]}
 	}
-	t := &transfer{set: set, held: held, blocks: plan.Cut(items, e.block), zero: map[uint64]fingerprint.Sum{}}
+	t := &transfer{
+		set: set, held: held, phases: p, blocks: plan.Cut(items, e.block),
+		kernel: map[int]bool{}, zero: map[uint64]fingerprint.Sum{},
+	}
 	t.plan = plan.New(t.blocks.Len())
 	return t
 }
@@ -57,6 +63,9 @@ func (t *transfer) devices() []int {
 	}
 	return slices.Sorted(maps.Keys(found))
 }
+
+// hashed reports whether the block's device hashes it.
+func (t *transfer) hashed(b plan.Block) bool { return t.kernel[t.set[b.Item].Device] }
 
 // addr is where the block is on its device.
 func (t *transfer) addr(b plan.Block) mem.Addr { return t.set[b.Item].At() + mem.Addr(b.Offset) }
@@ -100,7 +109,7 @@ func (t *transfer) move(n int) pipeline.Move {
 	a := t.set[b.Item]
 	m := pipeline.Move{
 		Of: a, Device: a.Device,
-		Offset: b.Offset, Length: b.Length, Backing: t.held[b.Item],
+		Offset: b.Offset, Length: b.Length, Backing: t.held[b.Item], Kernel: t.hashed(b),
 	}
 	if t.reach == nil {
 		m.Addr = t.addr(b)
@@ -118,12 +127,22 @@ func (t *transfer) move(n int) pipeline.Move {
 	return m
 }
 
-// work is what the workers have to do by the plan.
-func (t *transfer) work(kernel bool) pipeline.Work {
+// work is what the workers have to do by the plan, and the class of its blocks.
+func (t *transfer) work() (w pipeline.Work, blockBytes uint64) {
 	moves := func(list []int32) pipeline.Moves {
 		return pipeline.Moves{Len: len(list), At: func(i int) pipeline.Move { return t.move(int(list[i])) }}
 	}
-	return pipeline.Work{Host: moves(t.plan.Host), Disk: moves(t.plan.Disk), Kernel: kernel, Moved: &t.moved}
+	list := t.plan.Disk
+	if len(list) == 0 {
+		list = t.plan.Host
+	}
+	var bytes uint64
+	for _, n := range list {
+		b := t.blocks.At(int(n))
+		bytes += b.Length
+	}
+	w = pipeline.Work{Host: moves(t.plan.Host), Disk: moves(t.plan.Disk), Moved: &t.moved}
+	return w, pipeline.SizeClass(bytes, len(list))
 }
 
 // staged reports whether a block passes through the staging buffer, and of which device it is.
@@ -141,7 +160,8 @@ func (t *transfer) staged() (dev int, yes bool) {
 
 // run has the workers do what the plan says, making them and their staging buffer first if they
 // are needed and not there.
-func (e *Engine) run(t *transfer, d pipeline.Direction, kernel bool) error {
+func (e *Engine) run(t *transfer, d pipeline.Direction) error {
+	defer t.phases.done(&t.phases.Move)
 	if len(t.plan.Host)+len(t.plan.Disk) == 0 {
 		return nil
 	}
@@ -155,7 +175,10 @@ func (e *Engine) run(t *transfer, d pipeline.Direction, kernel bool) error {
 			return err
 		}
 	}
-	workers, err := e.runTuned(d, t.work(kernel))
+	work, blockBytes := t.work()
+	// Host memory that is still being made says nothing about how fast it is.
+	try := len(t.plan.Disk) > 0 || !t.fresh
+	workers, err := e.runTuned(d, work, blockBytes, try)
 	t.workers = max(t.workers, workers)
 	return err
 }
@@ -176,14 +199,15 @@ func (r *reach) now() error {
 func (t *transfer) result() Result {
 	return Result{
 		HostBytes: t.plan.HostBytes, DiskBytes: t.plan.DiskBytes,
-		SkippedZero: t.plan.ZeroBytes, SkippedSame: t.plan.SameBytes, SkippedUnused: t.plan.DeadBytes,
+		Phases: t.phases.Phases, SkippedZero: t.plan.ZeroBytes, SkippedSame: t.plan.SameBytes, SkippedUnused: t.plan.DeadBytes,
 		Workers: t.workers, Checks: t.checked,
 	}
 }
 
-// verify hashes the device memory of all blocks that want wants, and lists those, by number, that
-// do not hold what their entries say.
+// verify hashes the device memory of all blocks that want wants and that a kernel can hash, and lists those,
+// by number, that do not hold what their entries say.
 func (e *Engine) verify(t *transfer, want func(n int) bool) (wrong []int32, err error) {
+	defer t.phases.done(&t.phases.Check)
 	err = e.hashBlocks(t, want, func(n int, sum fingerprint.Sum, _ bool) {
 		if entry := t.entry(t.blocks.At(n)); !entry.Known || entry.Sum != sum {
 			wrong = append(wrong, int32(n))

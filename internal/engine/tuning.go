@@ -6,45 +6,54 @@ import (
 	"github.com/ebb-offload/ebb/internal/pipeline"
 )
 
-// tuning is how many workers a set of directories is served with, in one direction, and how that
-// was found out.
+// tuning is how blocks of one class of sizes are best moved to or from a set of directories, or host
+// memory, and how that was found out.
 type tuning struct {
-	Dirs      string           `json:"dirs"`
-	Direction string           `json:"operation"` // "pause" or "resume"
-	Workers   int              `json:"workers"`
-	Trials    []pipeline.Trial `json:"trials"`
+	Dirs       string           `json:"dirs"`        // "": host memory
+	Direction  string           `json:"operation"`   // "pause" or "resume"
+	BlockBytes uint64           `json:"block_bytes"` // the class: no larger on average
+	Workers    int              `json:"workers"`
+	Trials     []pipeline.Trial `json:"trials"`
 }
 
-// runTuned runs work with the number of workers that was best for its directories; the first
-// operation that moves enough finds it out. It returns how many that were.
-func (e *Engine) runTuned(d pipeline.Direction, work pipeline.Work) (workers int, err error) {
-	workers = min(pipeline.DefaultWorkers, e.workers)
-	if work.Disk.Len == 0 {
-		return workers, e.pool.Run(d, work, workers)
+// serves reports whether o is what t was found out for.
+func (t *tuning) serves(o *tuning) bool {
+	return t.Dirs == o.Dirs && t.Direction == o.Direction && t.BlockBytes == o.BlockBytes
+}
+
+// runTuned runs work in the way that was best for where it goes; the first operation that moves enough
+// finds it out, where it may (try). It returns how many workers that were.
+func (e *Engine) runTuned(d pipeline.Direction, work pipeline.Work, blockBytes uint64, try bool) (workers int, err error) {
+	t := tuning{Direction: [...]string{pipeline.Store: "pause", pipeline.Load: "resume"}[d], BlockBytes: blockBytes}
+	if work.Disk.Len > 0 {
+		t.Dirs = strings.Join(e.dirs(), ",")
 	}
-	dirs, name := strings.Join(e.dirs(), ","), [...]string{pipeline.Store: "pause", pipeline.Load: "resume"}[d]
-	if n := e.tuned(dirs, name); n > 0 {
-		return n, e.pool.Run(d, work, n)
+	way, known := e.tuned(&t)
+	if !known {
+		way = e.pool.Default(blockBytes)
 	}
-	workers, trials, err := e.pool.Probe(d, work)
-	if err == nil && len(trials) > 0 {
+	if known || !try {
+		return way.Workers, e.pool.Run(d, work, way)
+	}
+	way, t.Trials, err = e.pool.Probe(d, work, way)
+	if t.Workers = way.Workers; err == nil && len(t.Trials) > 0 {
 		e.mu.Lock()
-		e.tunings = append(e.tunings, tuning{Dirs: dirs, Direction: name, Workers: workers, Trials: trials})
+		e.tunings = append(e.tunings, t)
 		e.mu.Unlock()
 	}
-	return workers, err
+	return way.Workers, err
 }
 
-// tuned is the number of workers for the directories and the direction; 0: not known.
-func (e *Engine) tuned(dirs, direction string) int {
+// tuned is the way that was found out.
+func (e *Engine) tuned(of *tuning) (way pipeline.Way, known bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, t := range e.tunings {
-		if t.Dirs == dirs && t.Direction == direction {
-			return t.Workers
+		if t.serves(of) {
+			return pipeline.Way{Workers: t.Workers}, true
 		}
 	}
-	return 0
+	return way, false
 }
 
 // watchDisks begins to watch how fast directories are; the result names the slow ones.

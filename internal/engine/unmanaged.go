@@ -120,15 +120,21 @@ func (e *Engine) usedDevices() []int {
 // trimPools gives back the idle memory of pools and graphs, on the devices that memory is managed
 // on. Their work is done: a pause has waited for it.
 func (e *Engine) trimPools() {
-	for _, dev := range e.usedDevices() {
-		for _, p := range e.pools(dev) {
-			if err := e.drv.PoolTrim(p, 0); err != nil {
-				e.log.Printf("give back the idle memory of a pool of device %d: %v", dev, err)
+	err := e.relaxed(func() error {
+		for _, dev := range e.usedDevices() {
+			for _, p := range e.pools(dev) {
+				if err := e.drv.PoolTrim(p, 0); err != nil {
+					e.log.Printf("give back the idle memory of a pool of device %d: %v", dev, err)
+				}
+			}
+			if err := e.drv.GraphTrim(dev); err != nil && !device.IsCode(err, device.CodeNotSupported) {
+				e.log.Printf("give back the idle memory of graphs of device %d: %v", dev, err)
 			}
 		}
-		if err := e.drv.GraphTrim(dev); err != nil && !device.IsCode(err, device.CodeNotSupported) {
-			e.log.Printf("give back the idle memory of graphs of device %d: %v", dev, err)
-		}
+		return nil
+	})
+	if err != nil {
+		e.log.Printf("give back the idle memory of pools: %v", err)
 	}
 }
 

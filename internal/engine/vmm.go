@@ -63,7 +63,8 @@ func (e *Engine) Create(size uint64, p mem.Props, flags uint64, r Region, margin
 		return 0, err
 	}
 	dev := int(p.LocationID)
-	if _, err := e.deviceState(dev); err != nil {
+	d, err := e.deviceState(dev)
+	if err != nil {
 		return 0, fmt.Errorf("create %d bytes on device %d: %w", size, dev, err)
 	}
 	if margin > 0 {
@@ -80,6 +81,7 @@ func (e *Engine) Create(size uint64, p mem.Props, flags uint64, r Region, margin
 		Pieces: []alloc.Piece{{Length: size, Handle: h, Props: p}}, Owned: alloc.Owned{Refs: 1},
 	}
 	e.table.Add(a)
+	e.warmUp(d, dev, r.Backup)
 	return a.Virtual, nil
 }
 

@@ -4,8 +4,8 @@
 // two staging blocks of its own. Memory is therefore bounded by the staging buffer. Blocks in host
 // memory and blocks on disk have queues of their own, so that both move at the same time.
 //
-// What is stored is hashed by the kernel that copies it to the host: the fingerprint is that of the
-// bytes that it wrote there, which are those that are saved.
+// The fingerprint of what is stored is that of the bytes that arrived in host memory, which are those that
+// are saved. Either the kernel that copies them there computes it, or the driver copies and the CPU hashes.
 //
 // Threads: one operation at a time (the engine's operation lock sees to it). Workers never
 // touch the CUDA context of the actor's threads: they have their own, with capture mode relaxed.
@@ -36,6 +36,11 @@ type Move struct {
 	// It is called late, on the worker, so that this takes place while others wait for a disk.
 	Reach func() (mem.Addr, error)
 
+	// Kernel: the device has ebb's kernel. It copies and hashes what is stored, and what was loaded is for
+	// the caller to check. Otherwise the driver copies, the CPU hashes, and what is loaded is
+	// checked before it is copied to the device.
+	Kernel bool
+
 	// Zero: all bytes are zero. Store marks the block so, with the fingerprint Sum; Load sets the
 	// device memory to zero. Nothing is copied.
 	Zero bool
@@ -58,12 +63,11 @@ func (m Moves) part(from, to int) Moves {
 type Work struct {
 	Host, Disk Moves
 
-	// Kernel: what is stored is copied and hashed by the device's kernel. Otherwise the driver copies
-	// and the CPU hashes, and also checks what is loaded, before it is copied to the device.
-	Kernel bool
-
 	Moved *Moved // counts; nil: nothing counts
 }
+
+// Way is how work is done.
+type Way struct{ Workers int }
 
 // Moved counts the bytes of the blocks that workers have copied, while they do.
 type Moved struct {
@@ -121,10 +125,10 @@ const (
 	Load                   // from the backings to the devices
 )
 
-// Run moves everything with so many workers, and returns when every block was accepted. After the
-// first error no further block is begun; that error is returned.
-func (p *Pool) Run(d Direction, work Work, workers int) error {
-	workers = max(1, min(workers, p.options.Workers, work.Host.Len+work.Disk.Len))
+// Run moves everything, and returns when every block was accepted. After the first error no further
+// block is begun; that error is returned.
+func (p *Pool) Run(d Direction, work Work, way Way) error {
+	workers := max(1, min(way.Workers, p.options.Workers, work.Host.Len+work.Disk.Len))
 	if err := p.start(workers); err != nil {
 		return err
 	}
@@ -134,7 +138,7 @@ func (p *Pool) Run(d Direction, work Work, workers int) error {
 	q := &queues{of: [2]Moves{hostQueue: work.Host, diskQueue: work.Disk}, moved: work.Moved}
 	errs := make(chan error, workers)
 	for i, w := range p.workers[:workers] {
-		w.jobs <- job{direction: d, queues: q, own: ownQueue(i, workers), kernel: work.Kernel, done: errs}
+		w.jobs <- job{direction: d, queues: q, own: ownQueue(i, workers), done: errs}
 	}
 	var first error
 	for range workers {
@@ -174,7 +178,6 @@ type job struct {
 	direction Direction
 	queues    *queues
 	own       int // the queue to begin with
-	kernel    bool
 	done      chan<- error
 }
 

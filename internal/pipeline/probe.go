@@ -1,15 +1,39 @@
 package pipeline
 
-import "time"
+import (
+	"math/bits"
+	"time"
+)
 
-// Trial is what a number of workers achieved on a part of the blocks for the disk.
+// Trial is what a way of moving achieved on a part of the blocks.
 type Trial struct {
 	Workers int     `json:"workers"`
 	GBPerS  float64 `json:"gb_per_s"` // 1e9 bytes a second
 }
 
-// DefaultWorkers is how many workers move what is too little to try anything out.
-const DefaultWorkers = 8
+func (t Trial) way() Way { return Way{Workers: t.Workers} }
+
+const (
+	// defaultWorkers is how many workers move what is too little to try anything out, in blocks of
+	// defaultBlock. Of smaller blocks more are under way at a time.
+	defaultWorkers = 8
+	defaultBlock   = 4 << 20
+)
+
+// Default is the way of moving blocks of so many bytes when nothing was tried.
+func (p *Pool) Default(blockBytes uint64) Way {
+	n := defaultWorkers * defaultBlock / max(blockBytes, 1)
+	return Way{Workers: int(min(max(n, defaultWorkers), uint64(p.options.Workers)))}
+}
+
+// SizeClass is the power of two from which on the blocks of the work are no larger on average. Blocks of
+// one class are moved alike.
+func SizeClass(bytes uint64, blocks int) uint64 {
+	if bytes == 0 || blocks == 0 {
+		return 0
+	}
+	return 1 << bits.Len64((bytes-1)/uint64(blocks))
+}
 
 // How much of an operation a trial takes. In the end the workers wait for one another, which must
 // not weigh much.
@@ -18,47 +42,67 @@ const (
 	trialBlocks = 6  // at least so many for each worker
 )
 
-// candidates are the numbers of workers to try, up to most.
-func candidates(most int) []int {
-	var list []int
+// diskWays are the ways to try for a disk, with at most so many workers: the more requests it gets at once,
+// the faster it may be.
+func diskWays(most int) []Way {
+	var list []Way
 	for n := 4; n < most; n *= 2 {
-		list = append(list, n)
+		list = append(list, Way{Workers: n})
 	}
-	return append(list, most)
+	return append(list, Way{Workers: most})
 }
 
-// Probe is Run, and finds out how many workers are best for the disks at hand: successive parts of
-// the blocks are moved by different numbers of workers, and the rest by the best. Nothing is moved
-// that is not to be moved anyway. Where there are too few blocks to tell, there are no trials.
-func (p *Pool) Probe(d Direction, work Work) (best int, trials []Trial, err error) {
-	best = min(DefaultWorkers, p.options.Workers)
-	list := candidates(p.options.Workers)
-	sizes, all := trialSizes(list, work.Disk.Len)
-	if len(list) < 2 || all > work.Disk.Len/2 {
+// hostWays are those for host memory: few workers keep a link busy.
+func hostWays(most int) []Way {
+	list := []Way{{Workers: min(4, most)}}
+	if most > 4 {
+		list = append(list, Way{Workers: min(8, most)})
+	}
+	return list
+}
+
+// Probe is Run, and finds out which way is best for the disks or the memory at hand: successive parts of
+// the blocks are moved in different ways, and the rest in the best. Nothing is moved that is not to be moved
+// anyway. Where there are too few blocks to tell, there are no trials. What goes to memory beside
+// a disk is never what takes long.
+func (p *Pool) Probe(d Direction, work Work, otherwise Way) (best Way, trials []Trial, err error) {
+	best = otherwise
+	queue, ways := &work.Disk, diskWays(p.options.Workers)
+	if work.Disk.Len == 0 {
+		queue, ways = &work.Host, hostWays(p.options.Workers)
+	}
+	sizes, all := trialSizes(ways, queue.Len)
+	if len(ways) < 2 || all > queue.Len/2 {
 		return best, nil, p.Run(d, work, best)
 	}
 	done := 0
-	for i, n := range list {
-		part := work.Disk.part(done, done+sizes[i])
-		done += sizes[i]
-		if err := p.start(n); err != nil { // takes time that is not the disk's
+	for i, way := range ways {
+		if err := p.start(way.Workers); err != nil { // takes time that is not the way's
 			return best, trials, err
 		}
+		part := queue.part(done, done+sizes[i])
+		done += sizes[i]
+		trial := Work{Moved: work.Moved}
+		if queue == &work.Host {
+			trial.Host = part
+		} else {
+			trial.Disk = part
+		}
 		begun := time.Now()
-		if err := p.Run(d, Work{Disk: part, Kernel: work.Kernel, Moved: work.Moved}, n); err != nil {
+		if err := p.Run(d, trial, way); err != nil {
 			return best, trials, err
 		}
 		rate := float64(length(part)) / 1e9 / max(time.Since(begun).Seconds(), 1e-9)
-		trials = append(trials, Trial{Workers: n, GBPerS: rate})
+		trials = append(trials, Trial{Workers: way.Workers, GBPerS: rate})
 	}
 	best = choose(trials)
-	work.Disk = work.Disk.part(done, work.Disk.Len)
+	*queue = queue.part(done, queue.Len)
 	return best, trials, p.Run(d, work, best)
 }
 
-func trialSizes(workers []int, blocks int) (sizes []int, all int) {
-	for _, n := range workers {
-		size := max(blocks/trialShare, trialBlocks*n)
+func trialSizes(ways []Way, blocks int) (sizes []int, all int) {
+	for _, w := range ways {
+		size := max(blocks/trialShare, trialBlocks*w.Workers)
 		sizes = append(sizes, size)
 		all += size
 	}
@@ -73,16 +117,16 @@ func length(m Moves) (n uint64) {
 	return n
 }
 
-// worthMore is how much faster more workers must be than fewer to be worth their threads.
+// worthMore is how much faster a way must be than those before it, which need less of the CPU.
 const worthMore = 1.03
 
-// choose is the least number of workers that is nearly as fast as the fastest.
-func choose(trials []Trial) int {
+// choose is the first way that is nearly as fast as the fastest.
+func choose(trials []Trial) Way {
 	best := trials[0]
 	for _, t := range trials[1:] {
 		if t.GBPerS > best.GBPerS*worthMore {
 			best = t
 		}
 	}
-	return best.Workers
+	return best.way()
 }

@@ -87,7 +87,7 @@ func (w *worker) beginCopyOut(j job, slot int) (*inflight, error) {
 	if b.direct { // what is said about the block is not true from here on
 		m.Backing.Mark(m.Offset, store.Block{State: store.Absent})
 	}
-	if j.kernel {
+	if m.Kernel {
 		err = w.copyAndHash(b)
 	} else {
 		err = w.drv.CopyToHost(unsafe.Pointer(unsafe.SliceData(b.host)), m.Addr, m.Length, b.stream)
@@ -121,7 +121,7 @@ func (w *worker) finishCopyOut(j job, b *inflight) error {
 		return b.failed("copy to the host", err)
 	}
 	entry := store.Block{State: store.Stored, Known: true}
-	if j.kernel {
+	if b.move.Kernel {
 		entry.Sum, _ = w.hashers[b.slot].Sum(0)
 	} else {
 		entry.Sum, _ = w.drv.HostFingerprint(w.options.Key, b.host)
@@ -154,7 +154,7 @@ func (w *worker) load(j job) error {
 		if m == nil {
 			break
 		}
-		busy[slot], err = w.beginCopyIn(j, m, slot)
+		busy[slot], err = w.beginCopyIn(m, slot)
 	}
 	for _, b := range busy {
 		if b == nil {
@@ -168,7 +168,7 @@ func (w *worker) load(j job) error {
 }
 
 // beginCopyIn reads a block into a slot and begins its copy to the device.
-func (w *worker) beginCopyIn(j job, m *Move, slot int) (*inflight, error) {
+func (w *worker) beginCopyIn(m *Move, slot int) (*inflight, error) {
 	b, err := w.place(m, slot)
 	if err != nil {
 		return nil, err
@@ -182,18 +182,8 @@ func (w *worker) beginCopyIn(j job, m *Move, slot int) (*inflight, error) {
 		}
 		return b, nil
 	}
-	if !b.direct {
-		if err := m.Backing.ReadBlock(m.Offset, b.host); err != nil {
-			w.quarantine(slot, err)
-			return nil, b.failed("restore", err)
-		}
-	}
-	if !j.kernel {
-		if entry := m.Backing.Block(m.Offset); entry.Known {
-			if sum, _ := w.drv.HostFingerprint(w.options.Key, b.host); sum != entry.Sum {
-				return nil, w.options.Mismatch(*m)
-			}
-		}
+	if err := w.read(b); err != nil {
+		return nil, err
 	}
 	if err := m.reach(); err != nil {
 		return nil, err
@@ -202,6 +192,29 @@ func (w *worker) beginCopyIn(j job, m *Move, slot int) (*inflight, error) {
 		return nil, b.failed("copy to the device", err)
 	}
 	return b, nil
+}
+
+// read gets the bytes of a block into host memory. Where no kernel will check them on the device, the CPU
+// does so here. A block whose bytes or fingerprint are not known to be there is refused.
+func (w *worker) read(b *inflight) error {
+	m := b.move
+	if !b.direct {
+		if err := m.Backing.ReadBlock(m.Offset, b.host); err != nil {
+			w.quarantine(b.slot, err)
+			return b.failed("restore", err)
+		}
+	}
+	switch entry := m.Backing.Block(m.Offset); {
+	case entry.State == store.Absent, !m.Kernel && !entry.Known:
+		return b.failed("restore", store.ErrAbsent)
+	case m.Kernel:
+		return nil
+	default:
+		if sum, _ := w.drv.HostFingerprint(w.options.Key, b.host); sum != entry.Sum {
+			return w.options.Mismatch(*m)
+		}
+		return nil
+	}
 }
 
 // reach sets Addr, where that is not known yet.
