@@ -52,7 +52,7 @@ typedef enum ebb_code {
 	EBB_ERR_NOT_LOADED = 15,   /* the engine library could not be loaded */
 	EBB_ERR_INTERNAL = 16,     /* a defect in ebb */
 	EBB_ERR_UNMANAGED = 17,    /* nothing is managed, and the process holds other device memory */
-	EBB_ERR_TIMEOUT = 18,      /* a deadline passed */
+	EBB_ERR_TIMEOUT = 18,      /* a deadline passed; of a disk: EBB_IO_TIMEOUT, and it can be tried again */
 	EBB_ERR_WRITTEN = 19       /* the memory was written to while it was being paused */
 } ebb_code;
 

@@ -114,15 +114,15 @@ func holding(before, after look, released uint64, by []string) string {
 }
 
 // halfway is the result of a pause or resume that failed: what it had moved by then, which is told in
-// the log too. moved says which way. t is nil when nothing was begun.
+// the log too. moved is the word for it. t is nil when nothing was begun.
 func (e *Engine) halfway(t *transfer, what, moved string) (res Result) {
 	if t == nil {
 		return res
 	}
 	res.HostBytes, res.DiskBytes, res.Workers, res.Checks = t.moved.Host(), t.moved.Disk(), t.workers, t.checked
 	if res.HostBytes+res.DiskBytes > 0 {
-		e.log.Printf("a %s failed when %s had been %s host memory and %s %s disk",
-			what, store.Size(res.HostBytes), moved, store.Size(res.DiskBytes), moved)
+		e.log.Printf("a %s failed when %s of host memory and %s of files had been %s",
+			what, store.Size(res.HostBytes), store.Size(res.DiskBytes), moved)
 	}
 	return res
 }

@@ -109,7 +109,7 @@ func TestWhatAFailedPauseHadWritten(t *testing.T) {
 	if res.DiskBytes == 0 || res.DiskBytes >= 8<<20 || res.DiskBytes%r.block != 0 || res.HostBytes != 0 || told.DiskBytes != res.DiskBytes || told.Error == "" {
 		t.Errorf("result %+v, status %+v", res, told)
 	}
-	if log := r.logged(); !strings.Contains(log, "a pause failed when 0 bytes had been copied to host memory and ") {
+	if log := r.logged(); !strings.Contains(log, "a pause failed when 0 bytes of host memory and ") {
 		t.Errorf("log:\n%s", log)
 	}
 	check(t, r.sys.Set(""))

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/hostmem"
@@ -85,7 +87,9 @@ func (e *Engine) allocPinned(size uint64) ([]byte, func() error, error) {
 		return nil, nil, fmt.Errorf("pin %d bytes of host memory: %w", size, err)
 	}
 	free := func() error { return e.giveBack(dev, func() error { return e.drv.HostFree(p) }) }
-	return unsafe.Slice((*byte)(p), size), free, nil
+	memory := unsafe.Slice((*byte)(p), size)
+	_ = unix.Madvise(memory, unix.MADV_DONTDUMP) // where the driver's mapping allows it: the actor's bytes are in no core dump
+	return memory, free, nil
 }
 
 // allocPages takes plain host memory, near the device.

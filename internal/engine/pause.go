@@ -49,7 +49,7 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	if err != nil {
 		e.closeWindows(set)
 		e.table.Settle(set, alloc.Active)
-		res = e.halfway(t, "pause", "copied to")
+		res = e.halfway(t, "pause", "written")
 		res.Duration = time.Since(start)
 		e.recordPause(res, err)
 		return res, err
