@@ -9,6 +9,7 @@
 //	Engine.op      one pause or resume at a time; held over device and disk I/O
 //	Table.Owner    one call of an owner on memory that it maps, at a time (vmm.go); held over
 //	               driver calls, and by the table when a pause or resume begins
+//	parked.mu      what the maps of parked memory say; held while they are written
 //	hostMemory.mu  the arena and the budget of host memory
 //	Engine.mu      what is learned while running; held while a device is asked the first time
 //	backings.mu    which backing holds which allocation
@@ -86,6 +87,7 @@ type Engine struct {
 	sys      *filesys.Faults // makes the file calls
 	backings backings
 	usages   usages
+	parked   parkedMaps
 	self     rankdir.Owner
 	host     hostMemory
 	gate     *gate          // see safepoint.go
@@ -140,6 +142,7 @@ func Start(c Config) (*Engine, error) {
 	}
 	e.makeStores(self)
 	e.makeUsages()
+	e.makeParked()
 	return e, nil
 }
 

@@ -92,6 +92,7 @@ func (e *Engine) Shutdown() {
 }
 
 func (e *Engine) removeAll() {
+	e.removeMaps()
 	err := e.backings.files.Close()
 	switch hang := (*filesys.HangError)(nil); {
 	case errors.As(err, &hang):

@@ -67,6 +67,7 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 		e.freed(&res, set, before)
 	}
 	e.leave(&res, tags, s)
+	e.mapPaused(paused)
 	p.done(&p.Rest)
 	res.Phases, res.Duration = p.Phases, time.Since(start)
 	if err != nil {

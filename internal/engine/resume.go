@@ -62,6 +62,7 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Res
 	}
 	e.closeWindows(set)
 	e.table.Settle(set, alloc.Active)
+	e.mapResumed(set)
 	e.gate.resumed()
 	t.phases.done(&t.phases.Rest)
 	res = t.result()

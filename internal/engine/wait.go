@@ -11,6 +11,7 @@ func (e *Engine) OnWait(waits func()) { e.table.OnWait(waits) }
 func (e *Engine) releaseBacking(a *alloc.Allocation) error {
 	if e.backings.find(a) != nil {
 		e.table.Waits() // for a disk, or for the driver that unpins memory
+		e.mapFreed(a)
 	}
 	return e.backings.release(a)
 }

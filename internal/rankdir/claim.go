@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -278,19 +280,41 @@ func (c *Claim) reclaim() (Report, error) {
 	return rep, err
 }
 
-// forget removes marker and lease of a rank whose directory is gone. The lease goes last: until
+// forget removes maps, marker and lease of a rank whose directory is gone. The lease goes last: until
 // then its locks keep others from the entry.
 func (b *baseDir) forget(rep *Report, f *leaseFile) error {
 	if rep.State != Reclaimed && rep.State != NothingThere {
 		return nil
 	}
 	key := rep.Identity.key()
+	if err := b.removeMaps(key); err != nil {
+		return err
+	}
 	for _, name := range []string{key + markerSuffix + tempSuffix, key + markerSuffix} {
 		if err := b.remove(name); err != nil {
 			return err
 		}
 	}
 	return b.forgetLease(rep.Identity, f)
+}
+
+// mapName is the end of the name of a process's map, behind the key of its rank: see package parked.
+var mapName = regexp.MustCompile(`^\.[0-9]{1,10}-[0-9]{1,20}\.map(\.tmp)?$`)
+
+// removeMaps removes the maps of what a rank's processes had parked.
+func (b *baseDir) removeMaps(key string) error {
+	list, err := names(b.ebb)
+	if err != nil {
+		return err
+	}
+	for _, name := range list {
+		if end, ours := strings.CutPrefix(name, key); ours && mapName.MatchString(end) {
+			if err := b.remove(name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // forgetLease removes the lease of an identity without a marker.

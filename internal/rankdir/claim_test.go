@@ -60,6 +60,33 @@ func TestClaimMakesAndReclaimRemoves(t *testing.T) {
 	}
 }
 
+// The maps of what its processes had parked go with a rank, and nobody else's.
+func TestReclaimRemovesTheRanksMaps(t *testing.T) {
+	base := filepath.Join(t.TempDir(), "base")
+	c := claim(t, base, "job")
+	ours := []string{"job__actor_cell0_rank1.12-345.map", "job__actor_cell0_rank1.7-8.map.tmp"}
+	others := []string{".ebb/job__actor_cell0_rank1.12-345.map2", ".ebb/job__actor_cell0_rank1.map", ".ebb/job__actor_cell0_rank1.x__actor_cell0_rank0.12-345.map", ".ebb/job__actor_cell0_rank12.12-345.map", ".ebb/usage"}
+	for _, name := range ours {
+		writeFile(t, filepath.Join(base, ebbDir, name))
+	}
+	for _, name := range others {
+		writeFile(t, filepath.Join(base, name))
+	}
+	if r, err := c.Reclaim(); err != nil || r.State != Reclaimed {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	if diff := cmp.Diff(others, paths(tree(t, base))); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
+func writeFile(t *testing.T, path string) {
+	t.Helper()
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // renameToDead renames the data files of a directory to those of a process that is no more.
 func renameToDead(t *testing.T, dir string) {
 	t.Helper()

@@ -5,6 +5,8 @@
 //	<base>/<job>/<role>_cell<C>_rank<R>/          rank directory, 0700: data files only
 //	<base>/.ebb/<job>__<role>_cell<C>_rank<R>.lease   empty; its locks say who lives
 //	<base>/.ebb/<job>__<role>_cell<C>_rank<R>.marker  JSON; proves that ebb made the directory
+//	<base>/.ebb/<job>__<role>_cell<C>_rank<R>.<pid>-<start>.map  what the process has parked (package parked)
+//	<base>/.ebb/usage                                 who holds and wrote how much (package usage)
 //
 // # Lease
 //

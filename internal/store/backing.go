@@ -53,6 +53,9 @@ type Backing interface {
 	// Where names for people the place of the block at off: "file /x/ebb-….bak (offset 4096)",
 	// "host memory", or the allocation when it has none.
 	Where(off uint64) string
+	// Places calls visit for each block in a file, with the directory, the file's name and the block's
+	// offset in it, and returns how many bytes of the allocation lie in host memory instead.
+	Places(visit func(off uint64, b Block, dir, file string, at int64)) (host uint64)
 	// Release gives back all room; other calls fail from then on. Idempotent. After an error
 	// it can be called again.
 	Release() error
@@ -358,6 +361,25 @@ func (b *backing) Where(off uint64) string {
 		return "host memory"
 	}
 	return fmt.Sprintf("file %s (offset %d)", b.members[at.member].file.path(), at.at)
+}
+
+// Places implements Backing.
+func (b *backing) Places(visit func(off uint64, b Block, dir, file string, at int64)) (host uint64) {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	if !b.reserved {
+		return 0
+	}
+	for i := range b.blocks.entry {
+		e, off := &b.blocks.entry[i], uint64(i)*b.blocks.block
+		if e.place.inHost() {
+			host += b.blocks.length(off)
+			continue
+		}
+		m := &b.members[e.place.member]
+		visit(off, e.get(), m.dir, m.file.name, e.place.at)
+	}
+	return host
 }
 
 // Release implements Backing. It waits for no transfer: files are closed by their last user.

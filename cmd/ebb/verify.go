@@ -1,0 +1,148 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/ebb-offload/ebb/internal/launch"
+	"github.com/ebb-offload/ebb/internal/parked"
+)
+
+// verifyResult is what ebb verify --json prints.
+type verifyResult struct {
+	MessageType string       `json:"message_type"`
+	DiskDirs    []verifiedIn `json:"disk_dirs"`
+	Bad         int          `json:"bad"` // blocks
+
+	unread bool // a map could not be used
+}
+
+// verifiedIn is one disk directory.
+type verifiedIn struct {
+	Dir   string          `json:"dir"`
+	Known bool            `json:"maps_kept"` // false: a directory that processes were merely given
+	Ranks []parked.Report `json:"ranks"`
+}
+
+func newVerify() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "verify [flags] DIR…",
+		Short: "Check the files of paused ranks",
+		Long: `Reads what the paused ranks of a disk directory have parked there, and compares each block with
+the fingerprint that its rank noted when it wrote it. Nothing is changed, and no rank is asked: it
+may be stuck, or stopped. Ranks that resume meanwhile are told and are no error. Bytes that lie in
+host memory are the rank's alone to check, which it does when it resumes.
+
+Ends with 0 when every block is right, with 1 when one is not.`,
+		Example:               `  ebb verify /scratch/$USER`,
+		DisableFlagsInUseLine: true,
+		PreRunE:               func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return launch.Usagef("which disk directory? ebb verify DIR")
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			result, err := verifyAll(args)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				if err := printJSON(result); err != nil {
+					return err
+				}
+			} else {
+				result.print()
+			}
+			switch {
+			case result.Bad > 0:
+				return statusError(1)
+			case result.unread:
+				return statusError(launch.StatusDirectory)
+			}
+			return nil
+		},
+	}
+	onOffTo(cmd.Flags(), &asJSON, "json", "print JSON")
+	return cmd
+}
+
+// verifyAll checks all directories.
+func verifyAll(dirs []string) (verifyResult, error) {
+	result := verifyResult{MessageType: "verify"}
+	for _, dir := range dirs {
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return result, launch.Usagef("%s: %w; name an absolute path", dir, err)
+		}
+		reports, known, err := parked.Verify(abs)
+		if err != nil {
+			return result, launch.Usagef("%w: name the disk directory of the runs", err)
+		}
+		if reports == nil {
+			reports = []parked.Report{}
+		}
+		result.DiskDirs = append(result.DiskDirs, verifiedIn{Dir: abs, Known: known, Ranks: reports})
+		for _, r := range reports {
+			result.Bad += len(r.BadBlocks)
+			result.unread = result.unread || r.Outcome == parked.Unread
+		}
+	}
+	return result, nil
+}
+
+// print tells a person: a row for each rank, then what is wrong.
+func (r verifyResult) print() {
+	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	rows := 0
+	for _, dir := range r.DiskDirs {
+		for _, rank := range dir.Ranks {
+			if rows++; rows == 1 {
+				fmt.Fprintln(table, "RANK\tFILES\tREAD\tBLOCKS\tZERO\tBAD\tRESULT")
+			}
+			fmt.Fprintf(table, "%s\t%d\t%s\t%d\t%d\t%d\t%s\n", filepath.Join(dir.Dir, rank.Rank),
+				rank.Files, humanize.IBytes(rank.Bytes), rank.Blocks, rank.Zero, len(rank.BadBlocks), told(rank))
+		}
+	}
+	_ = table.Flush()
+	for _, dir := range r.DiskDirs {
+		for _, rank := range dir.Ranks {
+			for _, b := range rank.BadBlocks {
+				fmt.Printf("bad: %d bytes at offset %d of the allocation at %s (tag %q) in %s (offset %d): %s\n",
+					b.Bytes, b.Offset, b.Address, b.Tag, b.File, b.At, b.Why)
+			}
+		}
+		switch {
+		case !dir.Known:
+			fmt.Printf("%s: nothing to check with: only ranks under ebb run or ebb exec leave maps of what they parked\n", dir.Dir)
+		case len(dir.Ranks) == 0:
+			fmt.Printf("%s: nothing is parked here\n", dir.Dir)
+		}
+	}
+}
+
+// told is the outcome in words.
+func told(r parked.Report) string {
+	var and []string
+	if r.Host > 0 {
+		and = append(and, humanize.IBytes(r.Host)+" in host memory not checked")
+	}
+	if r.Unknown > 0 {
+		and = append(and, launch.Count(r.Unknown, "block")+" without a fingerprint")
+	}
+	if r.Why != "" {
+		and = append(and, r.Why)
+	}
+	if len(and) == 0 {
+		return string(r.Outcome)
+	}
+	return fmt.Sprintf("%s (%s)", r.Outcome, strings.Join(and, "; "))
+}
