@@ -114,11 +114,12 @@ func (t *tail) Lines() []string {
 	return lines
 }
 
-// Cause is the earliest of those lines in which one of our programs says why it ends, or "".
+// Cause is the earliest of those lines in which one of our programs says why it ends, or "". What
+// the engine only notes on its way begins with who the rank is.
 func (t *tail) Cause() string {
 	for _, line := range t.Lines() {
 		for _, program := range []string{"demo-rollout: ", "demo-train: ", "ebb: "} {
-			if _, said, found := strings.Cut(line, program); found {
+			if _, said, found := strings.Cut(line, program); found && !strings.HasPrefix(said, "role=") {
 				return program + said
 			}
 		}
