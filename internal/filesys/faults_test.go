@@ -216,7 +216,7 @@ func TestDirectIOIsRefused(t *testing.T) {
 		n, off int
 		want   error
 	}{{unit, 0, unix.EINVAL}, {2 * unit, unit, unix.EINVAL}, {2 * unit, 2 * unit, nil}} {
-		if _, err := d.Pread(d.fd, page(c.n), int64(c.off)); err != c.want {
+		if _, err := d.Pread(d.fd, page(c.n), int64(c.off)); !errors.Is(err, c.want) {
 			t.Errorf("read of %d at %d: %v", c.n, c.off, err)
 		}
 	}
