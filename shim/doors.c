@@ -7,17 +7,16 @@
 
 #include <string.h>
 
-static struct door *const doors[] = {
+struct door *const doors[] = {
 #define POINT_TO(function) &function##_door,
 	HOOKED(POINT_TO)
 #undef POINT_TO
 };
-
-#define DOOR_COUNT (sizeof(doors) / sizeof(doors[0]))
+const size_t door_count = sizeof(doors) / sizeof(doors[0]);
 
 struct door *door_of_symbol(const char *symbol)
 {
-	for (size_t i = 0; i < DOOR_COUNT; i++)
+	for (size_t i = 0; i < door_count; i++)
 		if (strcmp(doors[i]->symbol, symbol) == 0)
 			return doors[i];
 	return NULL;
@@ -29,7 +28,7 @@ struct door *door_of_name(const char *name, int version)
 {
 	struct door *newest = NULL;
 
-	for (size_t i = 0; i < DOOR_COUNT; i++)
+	for (size_t i = 0; i < door_count; i++)
 		if (doors[i]->name != NULL && strcmp(doors[i]->name, name) == 0 && doors[i]->since <= version &&
 		    (newest == NULL || doors[i]->since > newest->since))
 			newest = doors[i];
@@ -39,7 +38,7 @@ struct door *door_of_name(const char *name, int version)
 /* A driver whose own references go through the loader gives ours away as its own. */
 static bool is_ours(const void *function)
 {
-	for (size_t i = 0; i < DOOR_COUNT; i++)
+	for (size_t i = 0; i < door_count; i++)
 		for (size_t copy = 0; copy < DOOR_COPIES; copy++)
 			if (doors[i]->ours[copy] == function)
 				return true;

@@ -40,11 +40,19 @@ struct door {
 	X(cuMemAlloc_v2) X(cuMemAllocPitch_v2) X(cuMemFree_v2) X(cuMemAllocManaged) X(cuIpcGetMemHandle) \
 	X(cuMemAllocAsync) X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz) \
 	X(cuMemFreeAsync) X(cuMemFreeAsync_ptsz) \
-	X(cuCtxEnablePeerAccess) X(cuCtxDisablePeerAccess)
+	X(cuCtxEnablePeerAccess) X(cuCtxDisablePeerAccess) \
+	X(cuStreamBeginCapture_v2) X(cuStreamBeginCapture_v2_ptsz) \
+	X(cuStreamBeginCaptureToGraph) X(cuStreamBeginCaptureToGraph_ptsz) \
+	X(cuStreamBeginRecaptureToGraph) X(cuStreamBeginRecaptureToGraph_ptsz) \
+	X(cuStreamEndCapture) X(cuStreamEndCapture_ptsz) X(cuStreamDestroy_v2) \
+	X(cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxReset_v2)
 
 #define DECLARE_DOOR(function) extern struct door function##_door;
 HOOKED(DECLARE_DOOR)
 #undef DECLARE_DOOR
+
+extern struct door *const doors[];
+extern const size_t door_count;
 
 /* The hooked function of that symbol, or of that name and version; null: it is none. */
 struct door *door_of_symbol(const char *symbol);
@@ -53,6 +61,8 @@ struct door *door_of_name(const char *name, int version);
 void *door_open(struct door *door, void *found);
 /* The driver's function behind a copy. Null behind copy 0 where no loaded driver has it. */
 void *door_real(struct door *door, size_t copy);
+/* Whether this dlsym gives the driver's own where ours should be. */
+bool passes_doors_by(dlsym_fn *find);
 /* Tells a process that manages memory, once, that its driver lacks a function that this needs. */
 void driver_lacks(const struct door *door);
 /* Says once that the driver lacks a function, and returns the error for it. */
@@ -63,13 +73,16 @@ CUresult driver_missing(const char *symbol);
 #define DOOR_COPY(function, copy, parameters, arguments)                                                    \
 	static CUresult function##_copy##copy(parameters)                                                   \
 	{                                                                                                   \
-		return function##_hook((function##_fn *)atomic_load(&function##_door.real[copy]),           \
-				       __builtin_return_address(0), arguments);                             \
+		function##_fn *real = (function##_fn *)atomic_load(&function##_door.real[copy]);            \
+		const void *caller = __builtin_return_address(0);                                           \
+                                                                                                            \
+		return engine_contains(caller) ? real(arguments) : function##_hook(real, caller, arguments); \
 	}
 
 /*
  * Defines a function's copies. Before it stand its type, function_fn, and what all copies do:
  *   static CUresult function_hook(function_fn *real, const void *caller, parameters)
+ * The engine's own calls, should one come here, go on to the driver.
  */
 #define DRIVER_HOOK(function, its_name, its_since, parameters, arguments)                                   \
 	DOOR_COPY(function, 1, LIST(parameters), LIST(arguments))                                           \
@@ -81,9 +94,11 @@ CUresult driver_missing(const char *symbol);
 	EXPORT CUresult function(parameters)                                                                \
 	{                                                                                                   \
 		function##_fn *real = (function##_fn *)door_real(&function##_door, 0);                      \
+		const void *caller = __builtin_return_address(0);                                           \
                                                                                                             \
-		return real != NULL ? function##_hook(real, __builtin_return_address(0), arguments)         \
-				    : driver_missing(#function);                                            \
+		if (real == NULL)                                                                           \
+			return driver_missing(#function);                                                   \
+		return engine_contains(caller) ? real(arguments) : function##_hook(real, caller, arguments); \
 	}                                                                                                   \
 	struct door function##_door = {                                                                     \
 		.symbol = #function,                                                                        \

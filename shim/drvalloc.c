@@ -11,19 +11,6 @@ typedef CUresult cuMemAllocPitch_v2_fn(CUdeviceptr *ptr, size_t *pitch, size_t w
 				       unsigned element);
 typedef CUresult cuMemFree_v2_fn(CUdeviceptr ptr);
 
-typedef CUresult context_device_fn(CUdevice *device);
-
-/* A device's number in the driver is its ordinal. */
-static CUresult current_device(CUdevice *device)
-{
-	static _Atomic(context_device_fn *) ask;
-	context_device_fn *known = ask;
-
-	if (known == NULL)
-		ask = known = (context_device_fn *)driver_function("cuCtxGetDevice");
-	return known != NULL ? known(device) : driver_missing("cuCtxGetDevice");
-}
-
 /* False: not for the engine to allocate. */
 static bool allocate(CUdeviceptr *ptr, size_t size, CUresult *result)
 {
@@ -35,7 +22,7 @@ static bool allocate(CUdeviceptr *ptr, size_t size, CUresult *result)
 		*result = CUDA_ERROR_INVALID_VALUE;
 		return true;
 	}
-	*result = current_device(&device);
+	*result = context_device(&device);
 	if (*result != CUDA_SUCCESS)
 		return true;
 	enum engine_state state = engine_load();

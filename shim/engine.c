@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <link.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -193,7 +194,7 @@ static bool find_functions(void *library, const char *path)
 	};
 
 	for (size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); i++) {
-		*functions[i].where = dlsym(library, functions[i].name);
+		*functions[i].where = loader_dlsym(library, functions[i].name);
 		if (*functions[i].where == NULL)
 			return give_up("engine library %s has no %s: it is not that of libebb.so %s", path,
 				       functions[i].name, EBB_VERSION);
@@ -270,23 +271,36 @@ static bool start(const char *path)
 	return give_up("engine library %s did not start: error %d: %s", path, code, reason);
 }
 
-/* Where the engine library lies in memory; null: it is not loaded. */
-static _Atomic(const void *) engine_base;
+/* Where the engine library lies in memory; nowhere until it is loaded. Every call of a hook asks, which
+ * must not wait for the loader's lock. */
+static _Atomic uintptr_t engine_begin, engine_size;
 
 bool engine_contains(const void *code)
 {
-	const void *base = engine_base;
-	Dl_info info;
-
-	return base != NULL && dladdr(code, &info) != 0 && info.dli_fbase == base;
+	return (uintptr_t)code - engine_begin < engine_size;
 }
 
-static void note_base(void)
+/* Of the object around the engine's functions. */
+static int note_place(struct dl_phdr_info *object, size_t size, void *unused)
 {
-	Dl_info info;
+	uintptr_t begin = UINTPTR_MAX, end = 0, inside = (uintptr_t)engine.version;
 
-	if (dladdr((void *)engine.version, &info) != 0)
-		engine_base = info.dli_fbase;
+	(void)size;
+	(void)unused;
+	for (int i = 0; i < object->dlpi_phnum; i++) {
+		const ElfW(Phdr) *part = &object->dlpi_phdr[i];
+		uintptr_t from = object->dlpi_addr + part->p_vaddr, to = from + part->p_memsz;
+
+		if (part->p_type != PT_LOAD)
+			continue;
+		begin = from < begin ? from : begin;
+		end = to > end ? to : end;
+	}
+	if (inside < begin || inside >= end)
+		return 0;
+	engine_begin = begin;
+	engine_size = end - begin;
+	return 1;
 }
 
 static bool load(void)
@@ -302,7 +316,7 @@ static bool load(void)
 			       path, EBB_VERSION, dlerror());
 	if (!find_functions(library, path) || !check_version(path))
 		return false;
-	note_base();
+	dl_iterate_phdr(note_place, NULL);
 	return start(path);
 }
 

@@ -63,7 +63,7 @@ static const char own_copy[] = "";
 /* Whether that function is another file's; which is then told in *its, beside this one's. */
 static bool is_elsewhere(const char *function, Dl_info *its, Dl_info *self)
 {
-	void *first = dlsym(RTLD_DEFAULT, function);
+	void *first = loader_dlsym(RTLD_DEFAULT, function);
 
 	return first != NULL && dladdr(first, its) != 0 && dladdr((void *)&owner, self) != 0 &&
 	       its->dli_fbase != self->dli_fbase;

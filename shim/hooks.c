@@ -148,6 +148,13 @@ bool engine_free(void *ptr, cudaError_t *error)
 
 /* ---- cudaMalloc ------------------------------------------------------------------------------------- */
 
+static _Atomic unsigned resets_so_far;
+
+void contexts_were_reset(void)
+{
+	resets_so_far++;
+}
+
 /*
  * Programs rely on a runtime call making the device's context current on their thread; the engine
  * leaves contexts alone, so the real runtime is made to do it: cudaFree(NULL) does nothing else.
@@ -160,7 +167,11 @@ static cudaError_t make_context(const struct real *real, int device)
 	struct thread *t = this_thread();
 	uint64_t bit = device >= 0 && device < 64 ? (uint64_t)1 << device : 0;
 	int mode = capture_mode_relaxed;
+	unsigned resets = resets_so_far;
 
+	if (t->resets != resets)
+		t->contexts = 0;
+	t->resets = resets;
 	if ((t->contexts & bit) != 0)
 		return cudaSuccess;
 	if (real->cudaFree == NULL)

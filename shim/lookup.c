@@ -3,8 +3,9 @@
  *
  * A look-up is answered here only when it is one for a hooked function of the driver, in the
  * driver's library or in one that leads to it. RTLD_DEFAULT and RTLD_NEXT find the exported symbols by
- * themselves, and all other look-ups are none of our business. The engine's own get the driver's
- * functions.
+ * themselves (but with RTLD_DEFAULT another hook may come between), and all other look-ups are none of
+ * our business. The engine's own get the driver's functions, and no other hook's: those would come back
+ * to ours.
  */
 #include "doors.h"
 
@@ -13,8 +14,6 @@
 
 /* The sanitizers' own libraries look functions up before they are ready to be called back. */
 #define NOT_INSTRUMENTED __attribute__((no_sanitize("address", "thread", "undefined")))
-
-typedef void *dlsym_fn(void *handle, const char *name);
 
 static const char *const dlsym_versions[] = {
 	"GLIBC_2.34",
@@ -63,6 +62,11 @@ NOT_INSTRUMENTED static dlsym_fn *find_next_dlsym(void)
 void *loader_dlsym(void *handle, const char *name)
 {
 	return find_libc_dlsym()(handle, name);
+}
+
+bool is_hooks_dlsym(dlsym_fn *function)
+{
+	return function != NULL && function != dlsym && function != find_libc_dlsym();
 }
 
 /* ---- the driver's library ---------------------------------------------------------------------- */
@@ -129,6 +133,39 @@ void *driver_function(const char *symbol)
 	return function;
 }
 
+/* A device's number in the driver is its ordinal. */
+typedef CUresult context_device_fn(int *device);
+
+CUresult context_device(int *device)
+{
+	static _Atomic(context_device_fn *) ask;
+	context_device_fn *known = ask;
+
+	if (known == NULL)
+		ask = known = (context_device_fn *)driver_function("cuCtxGetDevice");
+	return known != NULL ? known(device) : CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND;
+}
+
+int current_device(void)
+{
+	int device;
+
+	return context_device(&device) == CUDA_SUCCESS ? device : -1;
+}
+
+bool passes_doors_by(dlsym_fn *find)
+{
+	void *driver = open_driver();
+	bool passes = false;
+
+	for (size_t i = 0; driver != NULL && i < door_count && !passes; i++)
+		passes = in_driver(find(driver, doors[i]->symbol));
+	if (driver != NULL)
+		dlclose(driver);
+	(void)dlerror();
+	return passes;
+}
+
 /* ---- answers ------------------------------------------------------------------------------------ */
 
 /* Ours for a look-up of a hooked function in the driver's library, or null: the look-up goes on. */
@@ -136,7 +173,7 @@ static void *answer(dlsym_fn *find, void *handle, const char *name, const void *
 {
 	struct door *door = door_of_symbol(name);
 
-	if (door == NULL || engine_contains(caller) || in_driver(caller))
+	if (door == NULL || in_driver(caller))
 		return NULL;
 	void *found = find(handle, name);
 	if (found == NULL) {
@@ -148,6 +185,18 @@ static void *answer(dlsym_fn *find, void *handle, const char *name, const void *
 	if (in_this_library(found) || (!in_driver(found) && !is_driver(handle)))
 		return NULL;
 	return door_open(door, found);
+}
+
+/* Ours where it is the first of the process, which another hook's dlsym might not say. */
+static void *first_of_process(dlsym_fn *next, const char *name)
+{
+	dlsym_fn *find = find_libc_dlsym();
+
+	if (next == find)
+		return NULL;
+	void *first = find(RTLD_DEFAULT, name);
+	(void)dlerror();
+	return first != NULL && in_this_library(first) ? first : NULL;
 }
 
 /* What dlsym.S goes by: the answer, or null and the function to jump to. */
@@ -162,7 +211,13 @@ NOT_INSTRUMENTED struct choice dlsym_choose(void *handle, const char *name, cons
 {
 	struct choice choice = {.next = find_next_dlsym()};
 
-	if (handle != RTLD_DEFAULT && handle != RTLD_NEXT && name != NULL && name[0] == 'c' && name[1] == 'u')
+	if (handle == RTLD_NEXT || name == NULL || name[0] != 'c' || name[1] != 'u')
+		return choice;
+	if (engine_contains(caller))
+		choice.next = find_libc_dlsym();
+	else if (handle == RTLD_DEFAULT)
+		choice.answer = first_of_process(choice.next, name);
+	else
 		choice.answer = answer(choice.next, handle, name, caller);
 	return choice;
 }

@@ -112,7 +112,6 @@ EXPORT cudaError_t cudaDeviceDisablePeerAccess(int device)
 typedef CUresult cuCtxEnablePeerAccess_fn(CUcontext context, unsigned flags);
 typedef CUresult cuCtxDisablePeerAccess_fn(CUcontext context);
 
-typedef CUresult get_device_fn(CUdevice *device);
 typedef CUresult push_fn(CUcontext context);
 typedef CUresult pop_fn(CUcontext *context);
 
@@ -153,13 +152,6 @@ static void remember(CUcontext context, CUdevice device)
 		;
 }
 
-static bool current_device(CUdevice *device)
-{
-	get_device_fn *get_device = (get_device_fn *)driver_function("cuCtxGetDevice");
-
-	return get_device != NULL && get_device(device) == CUDA_SUCCESS;
-}
-
 /* The device of a context that is known to exist. */
 static bool device_of(CUcontext context, CUdevice *device)
 {
@@ -168,30 +160,29 @@ static bool device_of(CUcontext context, CUdevice *device)
 
 	if (push == NULL || pop == NULL || push(context) != CUDA_SUCCESS)
 		return false;
-	bool known = current_device(device);
-	return pop(&context) == CUDA_SUCCESS && known;
+	*device = current_device();
+	return pop(&context) == CUDA_SUCCESS && *device >= 0;
 }
 
 static CUresult cuCtxEnablePeerAccess_hook(cuCtxEnablePeerAccess_fn *real, const void *caller, CUcontext context,
 					   unsigned flags)
 {
 	CUresult result = real(context, flags);
-	CUdevice current, its;
+	CUdevice its;
 
 	(void)caller;
-	if (result != CUDA_SUCCESS || this_thread()->passing > 0 || !current_device(&current) ||
-	    !device_of(context, &its))
+	if (result != CUDA_SUCCESS || this_thread()->passing > 0 || !device_of(context, &its))
 		return result;
 	remember(context, its);
-	note(its, current, true);
+	note(its, current_device(), true);
 	return result;
 }
 
 static CUresult cuCtxDisablePeerAccess_hook(cuCtxDisablePeerAccess_fn *real, const void *caller, CUcontext context)
 {
 	const struct known *known = this_thread()->passing == 0 ? known_context(context) : NULL;
-	CUdevice current, its = known != NULL ? known->device : -1;
-	bool was_on = known != NULL && current_device(&current) && note(its, current, false);
+	CUdevice current = current_device(), its = known != NULL ? known->device : -1;
+	bool was_on = note(its, current, false);
 	CUresult result = real(context);
 
 	(void)caller;

@@ -2,10 +2,10 @@
  * presence.c: whether this library's functions are the ones that programs find.
  *
  * Preloaded first, they come before the driver's and before those of other hooks. Loaded later, by
- * PyTorch as an allocator, or behind another hook, they are not found by software that linked or
- * looked up the others, and memory that it makes so is not seen. Behind another hook that is said at
- * once. PyTorch's allocator brings all memory of its regions here by itself: not to be preloaded is
- * said where it matters.
+ * PyTorch as an allocator, or behind another hook that does not pass its calls on, they are not found by
+ * software that linked or looked up the others, and memory that it makes so is not seen. Of another hook
+ * that is found out, and said, as soon as there is a driver. PyTorch's allocator brings all memory of its
+ * regions here by itself: not to be preloaded is said where it matters.
  */
 #include "doors.h"
 
@@ -13,26 +13,65 @@
 #include <stdlib.h>
 #include <string.h>
 
-CUresult cuMemCreate(uint64_t *handle, size_t size, const void *prop, uint64_t flags);
+typedef CUresult create_fn(uint64_t *handle, size_t size, const void *prop, uint64_t flags);
+
+create_fn cuMemCreate;
 
 enum position { NOT_KNOWN, FIRST, BEHIND_A_HOOK, NOT_PRELOADED };
 
-/* Where this library is in the loader's order. *before: what comes before it. */
-static enum position find_position(Dl_info *before)
+/* What programs find first, in the loader's order. */
+struct first {
+	create_fn *create;
+	dlsym_fn *look_up;
+	Dl_info hook; /* with BEHIND_A_HOOK: the one that comes before this library */
+};
+
+static enum position find_position(struct first *first)
 {
 	void *program = dlopen(NULL, RTLD_LAZY); /* the loader's order, without what was loaded privately */
 
 	if (program == NULL)
 		return NOT_KNOWN;
-	void *first = loader_dlsym(program, "cuMemCreate");
+	first->create = (create_fn *)loader_dlsym(program, "cuMemCreate");
+	first->look_up = (dlsym_fn *)loader_dlsym(program, "dlsym");
 	dlclose(program);
 	(void)dlerror(); /* the host shall not find our failed look-ups in it */
-	if (first == (void *)cuMemCreate)
+	if (first->create == NULL || in_driver((void *)first->create))
+		return NOT_PRELOADED;
+	void *hook = first->create != cuMemCreate ? (void *)first->create
+		     : is_hooks_dlsym(first->look_up) ? (void *)first->look_up
+						      : NULL;
+	if (hook == NULL)
 		return FIRST;
-	return first != NULL && !in_driver(first) && dladdr(first, before) != 0 ? BEHIND_A_HOOK : NOT_PRELOADED;
+	return dladdr(hook, &first->hook) != 0 ? BEHIND_A_HOOK : NOT_PRELOADED;
 }
 
-static _Atomic enum position position;
+/* Whether what the first hook gets comes here: a call of its cuMemCreate does, which any driver would
+ * refuse, and none of ours is looked up by its dlsym as the driver's own. */
+static bool passes_on(const struct first *first)
+{
+	static const int prop[8] = {1, 0, 1, 0}; /* CUmemAllocationProp: pinned memory of device 0 */
+	struct thread *t = this_thread();
+	uint64_t handle;
+
+	t->probe = PROBE_CALLED;
+	first->create(&handle, 1, prop, UINT64_MAX);
+	bool arrived = t->probe == PROBE_ARRIVED;
+	t->probe = NO_PROBE;
+	return arrived && (!is_hooks_dlsym(first->look_up) || !passes_doors_by(first->look_up));
+}
+
+bool presence_probed(void)
+{
+	struct thread *t = this_thread();
+
+	if (t->probe == NO_PROBE)
+		return false;
+	t->probe = PROBE_ARRIVED;
+	return true;
+}
+
+static _Atomic enum position position; /* NOT_KNOWN also while it does not matter yet */
 
 static const char *own_path(void)
 {
@@ -79,17 +118,20 @@ static bool expandable_segments(void)
 
 void presence_check(void)
 {
-	static atomic_flag checked = ATOMIC_FLAG_INIT;
-	Dl_info before;
+	struct first first;
 
-	if (guard_forked() || guard_first_copy() != NULL || atomic_flag_test_and_set(&checked))
+	if (position != NOT_KNOWN || guard_forked() || guard_first_copy() != NULL)
 		return;
-	position = find_position(&before);
-	if (position == BEHIND_A_HOOK)
-		log_line("%s comes before %s and hooks the driver too: memory that is made through it is not seen, in "
-			 "regions neither; name libebb.so first in LD_PRELOAD",
-			 before.dli_fname, own_path());
-	else if (position == NOT_PRELOADED && expandable_segments())
+	enum position found = find_position(&first), unknown = NOT_KNOWN;
+	if (found == BEHIND_A_HOOK && !driver_loaded())
+		return; /* nothing can be made yet */
+	if (!atomic_compare_exchange_strong(&position, &unknown, found))
+		return;
+	if (found == BEHIND_A_HOOK && !passes_on(&first))
+		log_line("%s comes before %s, hooks the driver too and does not pass everything on: memory that is made "
+			 "past libebb.so is not seen, in regions neither; name libebb.so first in LD_PRELOAD",
+			 first.hook.dli_fname, own_path());
+	else if (found == NOT_PRELOADED && expandable_segments())
 		say_not_preloaded();
 }
 

@@ -83,7 +83,7 @@ static const char *runtime_in_dynamic(const struct link_map *object, ElfW(Sxword
 /* A function of the runtime behind handle; null when it has none or it is this library's hook. */
 static void *function_of(void *handle, const char *name)
 {
-	void *function = dlsym(handle, name);
+	void *function = loader_dlsym(handle, name);
 	Dl_info found, self;
 
 	if (function == NULL)
@@ -156,6 +156,7 @@ static const struct real *functions_of(void *handle)
 	FIND(cudaMallocManaged);
 	FIND(cudaDeviceEnablePeerAccess);
 	FIND(cudaDeviceDisablePeerAccess);
+	FIND(cudaDeviceReset);
 	FIND(cudaRuntimeGetVersion);
 	FIND(cudaStreamDestroy);
 	FIND(cudaThreadExchangeStreamCaptureMode);

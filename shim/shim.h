@@ -91,8 +91,10 @@ struct thread {
 	int passing;         /* > 0: within a call of the real runtime's, made by a hook that has dealt with
 				memory: hooks of the driver below it pass through */
 	struct interrupts before; /* of the outermost of these */
+	enum { NO_PROBE, PROBE_CALLED, PROBE_ARRIVED } probe; /* see presence.c */
 	int idle;            /* idle sections begun here and not ended, before an engine counts them */
 	uint64_t contexts;   /* bit d: the real runtime's context exists here for device d */
+	unsigned resets;     /* resets of devices that contexts knows of */
 	char *tag;           /* owned; null: "default" */
 	char *error;         /* owned, like the next one; null: no error yet */
 	char *error_json;
@@ -259,6 +261,7 @@ struct real {
 	cudaError_t (*cudaMallocManaged)(void **, size_t, unsigned int flags);
 	cudaError_t (*cudaDeviceEnablePeerAccess)(int peer, unsigned int flags);
 	cudaError_t (*cudaDeviceDisablePeerAccess)(int peer);
+	cudaError_t (*cudaDeviceReset)(void);
 	cudaError_t (*cudaRuntimeGetVersion)(int *);
 	cudaError_t (*cudaStreamDestroy)(cudaStream_t);
 	cudaError_t (*cudaThreadExchangeStreamCaptureMode)(int *mode);
@@ -279,14 +282,21 @@ cudaError_t real_missing(const char *function);
 
 /* ---- lookup.c: the driver ------------------------------------------------------------------------ */
 
-/* The loader's answer, in which ours has no part. */
+typedef void *dlsym_fn(void *handle, const char *name);
+
+/* The loader's answer, in which ours and other hooks have no part. */
 void *loader_dlsym(void *handle, const char *name);
+/* Whether this dlsym is another hook's. */
+bool is_hooks_dlsym(dlsym_fn *function);
 /* Whether the process has the GPU's driver: only then can it hold device memory. */
 bool driver_loaded(void);
 /* Whether the file that this address lies in is the driver's. */
 bool in_driver(const void *address);
 /* The driver's own function; null: no loaded driver has it. */
 void *driver_function(const char *symbol);
+/* The device of the calling thread's context, as the driver answers; the same, -1: it has none. */
+CUresult context_device(int *device);
+int current_device(void);
 
 /* ---- callers.c: who makes memory ------------------------------------------------------------------ */
 
@@ -320,6 +330,8 @@ struct unmanaged {
  * where that fails. */
 void unmanaged_allocated(uint64_t address, uint64_t bytes, unsigned class);
 struct unmanaged unmanaged_take(uint64_t address);
+/* Allocations of a device are gone, since its context was reset. */
+void unmanaged_were_reset(int device);
 /* Memory of cuMemCreate is held while it has a handle or a mapping. bytes 0: not known until mapped. */
 void unmanaged_created(uint64_t handle, uint64_t bytes, unsigned class);
 void unmanaged_retained(uint64_t handle);
@@ -351,6 +363,8 @@ cudaError_t cuda_error(int code);
 /* Around calls of the real runtime in which hooks of the driver shall pass through. */
 void pass_begin(void);
 void pass_end(void);
+/* Contexts that the real runtime had made are gone. */
+void contexts_were_reset(void);
 
 /* ---- peer.c ------------------------------------------------------------------------------------------ */
 
@@ -365,10 +379,14 @@ void peer_catch_up(void);
  * before a region or a pause, and after a pause that ended with that code. */
 void presence_check(void);
 void presence_check_left(int code);
+/* In cuMemCreate: whether it was called to find out where calls go, and does nothing else. */
+bool presence_probed(void);
 
 /* ---- capture.c ---------------------------------------------------------------------------------- */
 
 /* Number of stream captures under way in the process. */
 int captures_under_way(void);
+/* Captures on streams of a device are gone, since its context was reset. */
+void captures_were_reset(int device);
 
 #endif

@@ -23,7 +23,8 @@ enum kind { NOTHING, ALLOCATION, HANDLE, MAPPING };
 
 struct entry {
 	enum kind kind;
-	unsigned class;        /* of an allocation */
+	unsigned class;        /* of an allocation, like the device */
+	int device;            /* that was current; -1: not known */
 	uint64_t key;          /* address, or handle */
 	uint64_t bytes;        /* of an allocation or a mapping */
 	struct memory *memory; /* behind a handle or a mapping; null behind a mapping of other memory */
@@ -149,6 +150,7 @@ void unmanaged_allocated(uint64_t address, uint64_t bytes, unsigned class)
 {
 	if (address == 0 || bytes == 0)
 		return;
+	int device = current_device();
 	begin();
 	struct entry *e = find(ALLOCATION, address);
 	if (e != NULL)
@@ -156,6 +158,7 @@ void unmanaged_allocated(uint64_t address, uint64_t bytes, unsigned class)
 	e = add(ALLOCATION, address);
 	if (e != NULL) {
 		e->class = class;
+		e->device = device;
 		e->bytes = bytes;
 		held[class].bytes += bytes;
 		held[class].count++;
@@ -175,6 +178,18 @@ struct unmanaged unmanaged_take(uint64_t address)
 	}
 	give();
 	return taken;
+}
+
+void unmanaged_were_reset(int device)
+{
+	begin();
+	for (size_t i = 0; i < size;) {
+		if (table[i].kind == ALLOCATION && table[i].device == device)
+			drop_allocation(&table[i]); /* and perhaps another entry has moved here */
+		else
+			i++;
+	}
+	give();
 }
 
 /* ---- memory that is mapped by its owner --------------------------------------------------------- */

@@ -101,6 +101,8 @@ static CUresult cuMemCreate_hook(cuMemCreate_fn *real, const void *caller, uint6
 {
 	CUresult result;
 
+	if (presence_probed())
+		return CUDA_ERROR_INVALID_VALUE;
 	if (handle != NULL && prop != NULL && managed_here(caller) && create(handle, size, prop, flags, &result))
 		return result;
 	result = real(handle, size, prop, flags);

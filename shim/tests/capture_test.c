@@ -1,5 +1,5 @@
 /* Stream captures: counted, so that the engine can refuse what would spoil them. */
-#include "harness.h"
+#include "doors.h"
 
 #include <dlfcn.h>
 #include <string.h>
@@ -114,6 +114,73 @@ static void destroying_a_stream_ends_its_capture(void)
 	EXPECT(cudaStreamDestroy(&a) == cudaSuccess && captures_seen() == 1);
 }
 
+static int (*recapture(const char *symbol))(void *, int, void *, void *, void *)
+{
+	return (int (*)(void *, int, void *, void *, void *))dlsym(load_driver(), symbol);
+}
+
+static void through_the_driver(const struct driver *d)
+{
+	a = b = (struct fake_stream){0};
+	EXPECT(captures_seen() == 0);
+	EXPECT(d->cuStreamBeginCapture(&a, 0) == 0 && captures_seen() == 1);
+	EXPECT(d->cuStreamBeginCapture(&a, 0) == 401 && captures_seen() == 1);
+	EXPECT(d->cuStreamBeginCaptureToGraph(&b, NULL, NULL, NULL, 0, 0) == 0 && captures_seen() == 2);
+	b.status = 2;
+	EXPECT(d->cuStreamEndCapture(&b, &graph) == 901 && captures_seen() == 1); /* invalid, and over */
+	EXPECT(d->cuStreamEndCapture(&b, &graph) == 401 && captures_seen() == 1);
+	EXPECT(d->cuStreamEndCapture(&a, &graph) == 0 && captures_seen() == 0);
+	EXPECT(d->cuStreamBeginCapture(&a, 0) == 0 && d->cuStreamDestroy(&b) == 0 && captures_seen() == 1);
+	EXPECT(d->cuStreamDestroy(&a) == 0 && captures_seen() == 0);
+	/* The other API may end what one began. */
+	a.status = 0;
+	EXPECT(d->cuStreamBeginCapture(&a, 0) == 0 && cudaStreamEndCapture(&a, &graph) == 0 && captures_seen() == 0);
+	EXPECT(cudaStreamBeginCapture(&a, 0) == 0 && captures_seen() == 1);
+	EXPECT(d->cuStreamEndCapture(&a, &graph) == 0 && captures_seen() == 0);
+	EXPECT(cudaStreamBeginCapture(&a, 0) == 0 && d->cuStreamDestroy(&a) == 0 && captures_seen() == 0);
+}
+
+static void through_every_door_to_the_driver(void)
+{
+	managed_malloc(1);
+	for (enum door door = 0; door < DOORS; door++)
+		through_the_driver(open_door(door));
+	EXPECT(captures_seen() == 0);
+
+	a = (struct fake_stream){0};
+	EXPECT(recapture("cuStreamBeginRecaptureToGraph")(&a, 0, NULL, NULL, NULL) == 0 && captures_seen() == 1);
+	EXPECT(recapture("cuStreamBeginRecaptureToGraph")(&a, 0, NULL, NULL, NULL) == 401 && captures_seen() == 1);
+	EXPECT(recapture("cuStreamBeginRecaptureToGraph_ptsz")(&b, 0, NULL, NULL, NULL) == 0 && captures_seen() == 2);
+	EXPECT(cudaStreamEndCapture(&a, &graph) == 0 && cudaStreamEndCapture(&b, &graph) == 0 && captures_seen() == 0);
+}
+
+static void a_runtime_that_calls_the_driver(void)
+{
+	managed_malloc(1);
+	load_driver();
+	fake_cudart_13.uses_driver = true;
+	EXPECT(cudaStreamBeginCapture(&a, 0) == 0 && driver_seen()->begins == 1 && captures_seen() == 1);
+	EXPECT(cudaStreamBeginCapture(&a, 0) == 401 && captures_seen() == 1);
+	EXPECT(cudaStreamEndCapture(&a, &graph) == 0 && driver_seen()->ends == 1 && captures_seen() == 0);
+	EXPECT(cudaStreamBeginCapture(&a, 0) == 0 && captures_seen() == 1);
+	EXPECT(cudaStreamDestroy(&a) == 0 && driver_seen()->destroys == 1 && captures_seen() == 0);
+}
+
+static void the_stream_of_a_thread(void)
+{
+	int (*begin)(void *, int) = (int (*)(void *, int))dlsym(load_driver(), "cuStreamBeginCapture_v2_ptsz");
+	int (*end)(void *, void **) = (int (*)(void *, void **))dlsym(load_driver(), "cuStreamEndCapture_ptsz");
+	const struct driver *d = open_door(BY_PROC_PER_THREAD);
+
+	managed_malloc(1);
+	EXPECT(begin(NULL, 0) == 0 && captures_seen() == 1 && begin((void *)2, 0) == 401 && captures_seen() == 1);
+	EXPECT(end((void *)2, &graph) == 0 && captures_seen() == 0);
+	EXPECT(d->cuStreamBeginCapture(NULL, 0) == 0 && captures_seen() == 1);
+	EXPECT(end(NULL, &graph) == 0 && captures_seen() == 0);
+	/* The one of the whole device cannot be captured. */
+	EXPECT(open_door(BY_DLSYM)->cuStreamBeginCapture(NULL, 0) == 900 && captures_seen() == 0);
+}
+
 static void capture_twice(void)
 {
 	for (int i = 0; i < 2; i++)
@@ -221,6 +288,10 @@ CASES(
 	 .run = programs_with_a_stream_per_thread},
 	{.says = "destroying the stream of a capture ends it; destroying one that joined does not",
 	 .run = destroying_a_stream_ends_its_capture},
+	{.says = "captures of the driver's are counted, through every door, whichever API begins and ends them",
+	 .run = through_every_door_to_the_driver},
+	{.says = "a capture of a runtime that calls the driver counts once", .run = a_runtime_that_calls_the_driver},
+	{.says = "so are those of a thread's own stream, by each of its names", .run = the_stream_of_a_thread},
 	{.says = "a capture with managed memory and NCCL is warned of, once",
 	 .run = captures_with_nccl,
 	 .lines = {NCCL}},

@@ -31,7 +31,12 @@
 	X(cuMemAllocFromPoolAsync, , int, (uint64_t *, size_t, void *, void *))                                \
 	X(cuMemFreeAsync, , int, (uint64_t, void *))                                                           \
 	X(cuCtxEnablePeerAccess, , int, (void *, unsigned))                                                    \
-	X(cuCtxDisablePeerAccess, , int, (void *))
+	X(cuCtxDisablePeerAccess, , int, (void *))                                                             \
+	X(cuStreamBeginCapture, _v2, int, (void *, int))                                                       \
+	X(cuStreamBeginCaptureToGraph, , int, (void *, void *, const void *, const void *, size_t, int))       \
+	X(cuStreamEndCapture, , int, (void *, void **))                                                        \
+	X(cuStreamDestroy, _v2, int, (void *))                                                                 \
+	X(cuDevicePrimaryCtxReset, _v2, int, (int))
 
 struct driver {
 #define MEMBER(name, version, type, parameters) type(*name) parameters;

@@ -102,6 +102,8 @@ static void everything_is_the_drivers(void)
 {
 	struct fake_cuda *cuda = driver_seen();
 	uint64_t handle = 0, ptr = 0, flags;
+	struct fake_stream stream = {0};
+	void *graph;
 	size_t pitch;
 	int calls = cuda->calls;
 
@@ -124,7 +126,9 @@ static void everything_is_the_drivers(void)
 	EXPECT(d->cuMemAllocFromPoolAsync(&ptr, 4096, NULL, NULL) == 0 && d->cuMemFreeAsync(ptr, NULL) == 0);
 	EXPECT(d->cuMulticastAddDevice(handle, 0) == 0 && d->cuMulticastUnbind(handle, 0, 0, 0) == 0);
 	EXPECT(d->cuCtxEnablePeerAccess((void *)2, 0) == 0 && d->cuCtxDisablePeerAccess((void *)2) == 0);
-	EXPECT(cuda->calls == calls + 28);
+	EXPECT(d->cuStreamBeginCapture(&stream, 0) == 0 && d->cuStreamEndCapture(&stream, &graph) == 0);
+	EXPECT(d->cuStreamBeginCaptureToGraph(&stream, NULL, NULL, NULL, 0, 0) == 0 && d->cuStreamDestroy(&stream) == 0);
+	EXPECT(cuda->calls == calls + 32);
 }
 
 static void outside_a_region(void)
@@ -313,6 +317,22 @@ static void the_engine_gets_the_drivers_functions(void)
 	EXPECT(driver_seen()->creates == 1 && engine_seen()->creates == 0);
 }
 
+static void the_engine_gets_them_past_another_hook(void)
+{
+	_Atomic int *hooked = dlsym(RTLD_DEFAULT, "hooked_creates");
+
+	the_engine_gets_the_drivers_functions();
+	EXPECT(*hooked == 0);
+}
+
+static void the_engines_own_calls_pass(void)
+{
+	load_driver();
+	managed_malloc(1);
+	EXPECT(engine_seen()->call_result == 0);
+	EXPECT(driver_seen()->releases == 1 && driver_seen()->virtual_handles == 1 && engine_seen()->releases == 0);
+}
+
 static void old_driver(void)
 {
 	void *function = (void *)1;
@@ -374,6 +394,15 @@ CASES(
 	{.says = "the engine's look-ups get the driver's own functions",
 	 .run = the_engine_gets_the_drivers_functions,
 	 .env = {"FAKE_START_LOOKS_UP=1"}},
+	{.says = "also where another library hooks dlsym, and gives functions of its own",
+	 .run = the_engine_gets_them_past_another_hook,
+	 .env = {"FAKE_START_LOOKS_UP=1", "LD_PRELOAD=@/libdriverhook.so"}},
+	{.says = "or the first ones of the process, which are the library's",
+	 .run = the_engine_gets_them_past_another_hook,
+	 .env = {"FAKE_START_LOOKS_UP=1", "LD_PRELOAD=@/liblimiter.so"}},
+	{.says = "a call of the engine's that comes to a hook goes on to the driver, whatever its handle",
+	 .run = the_engines_own_calls_pass,
+	 .env = {"FAKE_START_CALLS=1"}},
 	{.says = "what an old driver lacks is answered with no, and a managed process is told once",
 	 .run = old_driver_of_a_managed_process,
 	 .lines = {"ebb: the driver has no cuMemMap, without which no memory can be managed: update the driver"}},

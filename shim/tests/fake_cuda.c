@@ -138,6 +138,57 @@ STREAM_CALL(cuMemFreeAsync, LIST(u64 ptr, void *stream), with_address(via, &fake
 CALL(cuCtxEnablePeerAccess, LIST(void *context, unsigned flags), called(via, &fake_cuda.peers_enabled))
 CALL(cuCtxDisablePeerAccess, LIST(void *context), called(via, &fake_cuda.peers_disabled))
 
+/* ---- captures ---------------------------------------------------------------------------------------------- */
+
+static _Thread_local struct fake_stream thread_stream; /* CU_STREAM_PER_THREAD, or 0 by the functions for that */
+
+static struct fake_stream *stream_of(int via, void *stream)
+{
+	return stream == (void *)2 || (stream == NULL && via == VIA_PROC_PER_THREAD) ? &thread_stream : stream;
+}
+
+static int begins(int via, void *stream)
+{
+	int result = called(via, &fake_cuda.begins);
+
+	return result != 0 || stream_of(via, stream) == NULL ? 900 : fake_begin_capture(stream_of(via, stream));
+}
+
+static int ends(int via, void *stream, void **graph)
+{
+	called(via, &fake_cuda.ends);
+	return stream_of(via, stream) == NULL ? 900 : fake_end_capture(stream_of(via, stream), graph);
+}
+
+static int destroys(int via, struct fake_stream *stream)
+{
+	called(via, &fake_cuda.destroys);
+	return stream->destroy_fails ? 1 : 0;
+}
+
+static int resets(int via, int device)
+{
+	fake_cuda.last_reset = device;
+	return called(via, &fake_cuda.resets);
+}
+
+STREAM_CALL(cuStreamBeginCapture_v2, LIST(void *stream, int mode), begins(via, stream))
+STREAM_CALL(cuStreamBeginCaptureToGraph,
+	    LIST(void *stream, void *graph, const void *dependencies, const void *data, size_t count, int mode),
+	    begins(via, stream))
+STREAM_CALL(cuStreamBeginRecaptureToGraph, LIST(void *stream, int mode, void *graph, void *callback, void *data),
+	    begins(via, stream))
+STREAM_CALL(cuStreamEndCapture, LIST(void *stream, void **graph), ends(via, stream, graph))
+CALL(cuStreamDestroy_v2, LIST(void *stream), destroys(via, stream))
+CALL(cuDevicePrimaryCtxReset, LIST(int device), resets(via, device))
+CALL(cuDevicePrimaryCtxReset_v2, LIST(int device), resets(via, device))
+
+int cuStreamIsCapturing(void *stream, int *status)
+{
+	*status = stream_of(VIA_SYMBOL, stream)->status;
+	return 0;
+}
+
 int cuMemAlloc(unsigned *ptr, unsigned size)
 {
 	(void)size;
@@ -234,6 +285,13 @@ static const struct {
 	BY_STREAM(cuMemFreeAsync, 11020),
 	BY_NAME(cuCtxEnablePeerAccess, 4000),
 	BY_NAME(cuCtxDisablePeerAccess, 4000),
+	{"cuStreamBeginCapture", 10010, (void *)cuStreamBeginCapture_v2_proc, (void *)cuStreamBeginCapture_v2_ptsz},
+	BY_STREAM(cuStreamBeginCaptureToGraph, 12030),
+	BY_STREAM(cuStreamBeginRecaptureToGraph, 13030),
+	BY_STREAM(cuStreamEndCapture, 10000),
+	{"cuStreamDestroy", 4000, (void *)cuStreamDestroy_v2_proc, NULL},
+	{"cuDevicePrimaryCtxReset", 11000, (void *)cuDevicePrimaryCtxReset_v2_proc, NULL},
+	{"cuDevicePrimaryCtxReset", 7000, (void *)cuDevicePrimaryCtxReset_proc, NULL},
 	{"cuCtxSetCurrent", 4000, (void *)cuCtxSetCurrent, NULL},
 };
 

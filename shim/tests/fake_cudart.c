@@ -76,6 +76,12 @@ int cudaDeviceDisablePeerAccess(int device)
 	return RECORD.peer_error;
 }
 
+int cudaDeviceReset(void)
+{
+	RECORD.resets++;
+	return RECORD.uses_driver ? ((int (*)(int))driver_function("cuDevicePrimaryCtxReset"))(current_device) : cudaSuccess;
+}
+
 int cudaRuntimeGetVersion(int *version)
 {
 	*version = 1000 * RUNTIME;
@@ -120,28 +126,18 @@ int cudaIpcGetMemHandle(void *handle, void *ptr)
 
 static int begin_capture(void *stream)
 {
-	struct fake_stream *s = stream;
-
 	if (RECORD.begin_error != cudaSuccess)
 		return RECORD.begin_error;
-	if (s->status != 0)
-		return cudaErrorIllegalState;
-	s->status = 1;
-	return cudaSuccess;
+	if (RECORD.uses_driver)
+		return ((int (*)(void *, int))driver_function("cuStreamBeginCapture"))(stream, 0);
+	return fake_begin_capture(stream);
 }
 
 static int end_capture(void *stream, void **graph)
 {
-	struct fake_stream *s = stream;
-	int status = s->status;
-
-	*graph = NULL;
-	if (status == 0)
-		return cudaErrorIllegalState;
-	if (s->other_thread)
-		return cudaErrorStreamCaptureWrongThread;
-	s->status = 0;
-	return status == 2 ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
+	if (RECORD.uses_driver)
+		return ((int (*)(void *, void **))driver_function("cuStreamEndCapture"))(stream, graph);
+	return fake_end_capture(stream, graph);
 }
 
 #define CAPTURE(suffix, is_per_thread)                                                                   \
@@ -188,6 +184,8 @@ int cudaThreadExchangeStreamCaptureMode(int *mode)
 
 int cudaStreamDestroy(void *stream)
 {
+	if (RECORD.uses_driver)
+		return ((int (*)(void *))driver_function("cuStreamDestroy"))(stream);
 	return ((struct fake_stream *)stream)->destroy_fails ? cudaErrorInvalidValue : cudaSuccess;
 }
 

@@ -131,6 +131,11 @@ int ebb_engine_start(const ebb_engine_config *config)
 
 		fake_engine.looked_up = driver != NULL ? dlsym(driver, "cuMemCreate") : NULL;
 	}
+	if (getenv("FAKE_START_CALLS") != NULL) {
+		int (*release)(uint64_t) = (int (*)(uint64_t))dlsym(RTLD_DEFAULT, "cuMemRelease");
+
+		fake_engine.call_result = release((uint64_t)EBB_ENGINE_HANDLE << 48);
+	}
 	return told_to_fail("FAKE_START_CODE");
 }
 

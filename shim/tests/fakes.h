@@ -27,6 +27,7 @@
  *   FAKE_PEER_CODE      code that peer_access fails with
  *   FAKE_STATUS         what status writes
  *   FAKE_START_LOOKS_UP    start looks the driver's functions up, as the real one does
+ *   FAKE_START_CALLS       start calls the cuMemRelease that a program finds, with a handle of its own
  */
 struct fake_engine {
 	_Atomic int starts, mallocs, frees, pauses, resumes, requests, reads, statuses, safe_points, shutdowns;
@@ -82,17 +83,41 @@ struct fake_engine {
 	char why[32];            /* of the last real */
 	_Atomic int peer_calls;
 	int peer_device, peer_peer, peer_on; /* of the last peer_access */
+	_Atomic int context_resets, reset_device; /* the last one's device */
 	void *looked_up;         /* cuMemCreate as start found it */
+	int call_result;         /* of cuMemRelease */
 };
 
 enum { FAKE_REAL_HANDLE = 0x5ea1 }; /* what vmm_real gives */
 
-/* A stream of the fake runtime: cudaStream_t points to one. */
+/* A stream of the fake runtime and driver: cudaStream_t and CUstream point to one. */
 struct fake_stream {
 	int status;         /* cudaStreamCaptureStatus: 0 none, 1 active, 2 invalidated */
 	bool other_thread;  /* the capture was begun by another thread: ending it here fails */
 	bool destroy_fails;
 };
+
+/* The calls of a capture, the same in runtime and driver. */
+static inline int fake_begin_capture(struct fake_stream *s)
+{
+	if (s->status != 0)
+		return 401;
+	s->status = 1;
+	return 0;
+}
+
+static inline int fake_end_capture(struct fake_stream *s, void **graph)
+{
+	int status = s->status;
+
+	*graph = NULL;
+	if (status == 0)
+		return 401;
+	if (s->other_thread)
+		return 908;
+	s->status = 0;
+	return status == 2 ? 901 : 0;
+}
 
 /*
  * The CUDA runtime. Each build of it has its own number, exports its record as
@@ -100,8 +125,8 @@ struct fake_stream {
  */
 struct fake_cudart {
 	_Atomic int mallocs, frees, contexts /* cudaFree(NULL) */, last_errors, host_flags;
-	_Atomic int entry_points, ipc_handles, managed_mallocs, peers_enabled, peers_disabled;
-	bool uses_driver;   /* cudaMalloc and cudaFree call the driver, as the real ones do */
+	_Atomic int entry_points, ipc_handles, managed_mallocs, peers_enabled, peers_disabled, resets;
+	bool uses_driver;   /* cudaMalloc, cudaFree, captures and cudaDeviceReset call the driver, as the real ones do */
 	int peer_error;
 	_Atomic int version_asked; /* by the last cudaGetDriverEntryPointByVersion; 0: by the other one */
 	_Atomic bool per_thread;   /* whether the last hooked call was one of the _ptsz functions */
@@ -122,7 +147,8 @@ struct fake_cuda {
 	_Atomic int via;             /* how the last of them was found */
 	_Atomic int creates, releases, maps, unmaps, set_accesses, get_accesses, exports, imports, retains, properties,
 		address_frees, binds, array_maps, allocs, pitches, frees, managed_allocs, async_allocs, async_frees,
-		ipc_handles, peers_enabled, peers_disabled;
+		ipc_handles, peers_enabled, peers_disabled, begins, ends, destroys, resets;
+	_Atomic int last_reset;      /* device of the last reset */
 	_Atomic int alloc_v1s;       /* of the functions of 32 bits */
 	_Atomic int pushes;          /* contexts that were made current */
 	_Atomic int context_moved;   /* device of context 3; 0: 3, as with all others */
@@ -167,6 +193,7 @@ int cudaStreamEndCapture_ptsz(void *stream, void **graph);
 int cudaStreamDestroy(void *stream);
 int cudaThreadExchangeStreamCaptureMode(int *mode);
 int cudaIpcGetMemHandle(void *handle, void *ptr);
+int cudaDeviceReset(void);
 
 int cudaMallocManaged(void **ptr, size_t size, unsigned int flags);
 int cudaDeviceEnablePeerAccess(int device, unsigned int flags);

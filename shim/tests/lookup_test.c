@@ -86,6 +86,8 @@ static void another_hook_stays_in_the_chain(void)
 	EXPECT(open_door(BY_DLSYM)->cuMemRelease(5) == 0 && *count == 1);
 	EXPECT(open_door(LINKED)->cuMemRelease(6) == 0 && *count == 2);
 	EXPECT(driver_seen()->releases == 2 && driver_seen()->last_handle == 6);
+	EXPECT(is_of(dlsym(RTLD_DEFAULT, "cuMemRelease"), "libebb.so") && is_of(dlsym(RTLD_DEFAULT, "cudaMalloc"), "libebb.so"));
+	EXPECT(strcmp(file_of(dlsym(RTLD_DEFAULT, "hooked_releases")), "libebb.so") != 0);
 	/* What is ours is kept from it too. */
 	EXPECT(open_door(BY_DLSYM)->cuMemRelease((uint64_t)EBB_ENGINE_HANDLE << 48) == 1 && *count == 2);
 }
@@ -119,4 +121,7 @@ CASES(
 	{.says = "another hook of the driver, preloaded behind, stays in the chain",
 	 .run = another_hook_stays_in_the_chain,
 	 .env = {"LD_PRELOAD=@/libdriverhook.so"}},
+	{.says = "also one whose dlsym gives the first function of a name, which is the library's",
+	 .run = another_hook_stays_in_the_chain,
+	 .env = {"LD_PRELOAD=@/liblimiter.so"}},
 	{.says = "threads that look up at once find the same", .run = threads_find_the_same});

@@ -10,7 +10,7 @@
 package cuda
 
 /*
-#cgo CFLAGS: -std=gnu11 -Wall -Wextra -Werror
+#cgo CFLAGS: -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror
 #cgo LDFLAGS: -ldl
 #include "cuda_load.h"
 

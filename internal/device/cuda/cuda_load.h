@@ -5,11 +5,11 @@
 #ifndef EBB_CUDA_LOAD_H
 #define EBB_CUDA_LOAD_H
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "cuda_abi.h"
+#include "find.h"
 
 /* A loaded library: its handle and the address of every function that ebb calls. */
 struct ebb_cuda {
@@ -40,7 +40,8 @@ EBB_CUDA_FUNCTIONS(CALL, CALL0)
 
 /*
  * Loads the library and finds every function in it: in that library, never by a search of the
- * whole process, so that a function which someone interposed there is not taken for the driver's.
+ * whole process or by what somebody else makes of the look-up (find.h), so that a function which someone
+ * interposed is not taken for the driver's.
  * On failure returns null with the loader's words in why and, when the library was found but a
  * function was not, that function's symbol in *missing.
  * One C call, because dlerror speaks of the calling thread.
@@ -75,9 +76,9 @@ static inline struct ebb_cuda *ebb_cuda_load(const char *library, char *why, siz
 #undef PLACE
 #undef PLACE0
 	};
+	ebb_dlsym *find = ebb_libc_dlsym();
 	for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-		dlerror();
-		*fields[i] = dlsym(handle, symbols[i]);
+		*fields[i] = find(handle, symbols[i]);
 		if (!*fields[i]) {
 			const char *text = dlerror();
 			snprintf(why, cap, "%s", text ? text : "the symbol is null");
@@ -96,7 +97,7 @@ enum fault_result { FAULT_SET, FAULT_UNREADABLE, FAULT_NOT_SOFTGPU };
 static inline enum fault_result set_software_fault(const struct ebb_cuda *cuda, const char *spec)
 {
 	int (*set)(const char *spec);
-	*(void **)&set = dlsym(cuda->library, "softgpu_set_fault");
+	*(void **)&set = ebb_find(cuda->library, "softgpu_set_fault");
 	if (!set)
 		return FAULT_NOT_SOFTGPU;
 	return set(spec) == 0 ? FAULT_SET : FAULT_UNREADABLE;
@@ -115,7 +116,7 @@ static inline long long software_calls(const struct ebb_cuda *cuda, size_t i, co
 		"copy", "memset", "kernel",
 	};
 	int64_t (*count)(const char *call);
-	*(void **)&count = dlsym(cuda->library, "softgpu_call_count");
+	*(void **)&count = ebb_find(cuda->library, "softgpu_call_count");
 	if (!count || i >= sizeof calls / sizeof *calls)
 		return -1;
 	*name = calls[i];
@@ -127,8 +128,8 @@ static inline long long software_calls(const struct ebb_cuda *cuda, size_t i, co
 static inline int new_software_context(const struct ebb_cuda *cuda, CUcontext *context, int device)
 {
 	CUresult (*create)(CUcontext *, unsigned int, CUdevice);
-	*(void **)&create = dlsym(cuda->library, "cuCtxCreate_v2");
-	if (!dlsym(cuda->library, "softgpu_set_fault") || !create)
+	*(void **)&create = ebb_find(cuda->library, "cuCtxCreate_v2");
+	if (!ebb_find(cuda->library, "softgpu_set_fault") || !create)
 		return -1;
 	return (int)create(context, 0, device);
 }
@@ -139,9 +140,9 @@ static inline int software_alloc_async(const struct ebb_cuda *cuda, CUdeviceptr 
 {
 	CUresult (*allocate)(CUdeviceptr *, size_t, CUstream);
 	CUresult (*release)(CUdeviceptr, CUstream);
-	*(void **)&allocate = dlsym(cuda->library, "cuMemAllocAsync");
-	*(void **)&release = dlsym(cuda->library, "cuMemFreeAsync");
-	if (!dlsym(cuda->library, "softgpu_set_fault") || !allocate || !release)
+	*(void **)&allocate = ebb_find(cuda->library, "cuMemAllocAsync");
+	*(void **)&release = ebb_find(cuda->library, "cuMemFreeAsync");
+	if (!ebb_find(cuda->library, "softgpu_set_fault") || !allocate || !release)
 		return -1;
 	return (int)(size ? allocate(ptr, size, NULL) : release(*ptr, NULL));
 }

@@ -5,9 +5,10 @@
 #ifndef EBB_NVML_LOAD_H
 #define EBB_NVML_LOAD_H
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+#include "find.h"
 
 #define EBB_NVML_INSUFFICIENT_SIZE 7
 #define EBB_NVML_NOT_AVAILABLE (~0ULL) /* a size that is not known */
@@ -35,10 +36,11 @@ static inline struct ebb_nvml *ebb_nvml_load(const char *library, char *why, siz
 	}
 	struct ebb_nvml *nvml = calloc(1, sizeof *nvml);
 	if (nvml) {
-		*(void **)&nvml->init = dlsym(handle, "nvmlInit_v2");
-		*(void **)&nvml->by_bus_id = dlsym(handle, "nvmlDeviceGetHandleByPciBusId_v2");
-		*(void **)&nvml->processes = dlsym(handle, "nvmlDeviceGetComputeRunningProcesses_v3");
-		*(void **)&nvml->name = dlsym(handle, "nvmlSystemGetProcessName");
+		ebb_dlsym *find = ebb_libc_dlsym();
+		*(void **)&nvml->init = find(handle, "nvmlInit_v2");
+		*(void **)&nvml->by_bus_id = find(handle, "nvmlDeviceGetHandleByPciBusId_v2");
+		*(void **)&nvml->processes = find(handle, "nvmlDeviceGetComputeRunningProcesses_v3");
+		*(void **)&nvml->name = find(handle, "nvmlSystemGetProcessName");
 		int code = -1;
 		if (nvml->init && nvml->by_bus_id && nvml->processes && nvml->name && (code = nvml->init()) == 0)
 			return nvml;
