@@ -77,6 +77,7 @@ type Table struct {
 	mu      sync.Mutex // guards the fields below; held over a transaction
 	file    *file      // nil: not open
 	place   int        // of this process's record; -1: it has none yet
+	stuck   bool       // the lock was waited for in vain: until it can be had nobody waits again
 	held    uint64
 	written uint64
 }
@@ -189,7 +190,7 @@ func (t *Table) change(check func([]Record) error, commit func()) error {
 		return err
 	}
 	defer f.unlock()
-	list, err := f.read()
+	list, err := f.readGood(t.base)
 	if err != nil {
 		return err
 	}
@@ -225,7 +226,12 @@ func (t *Table) lock() (*file, error) {
 			}
 			t.file = f
 		}
-		named, err := t.file.lock()
+		wait := lockWait
+		if t.stuck {
+			wait = 0
+		}
+		named, err := t.file.lock(wait)
+		t.stuck = errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES)
 		if err != nil {
 			t.file.close()
 			t.file = nil
@@ -330,9 +336,9 @@ func inspect(base string, look func(*file, []Record) error) error {
 		defer f.close()
 		var named bool
 		var list []Record
-		if named, err = f.lock(); err == nil && named {
+		if named, err = f.lock(lockWait); err == nil && named {
 			defer f.unlock()
-			if list, err = f.read(); err == nil {
+			if list, err = f.readGood(base); err == nil {
 				err = look(f, list)
 			}
 		}
@@ -401,9 +407,9 @@ func (f *file) close() {
 	_ = f.sys.Close(f.ebb)
 }
 
-// lock waits for the lock; named says whether the name still is this file.
-func (f *file) lock() (named bool, err error) {
-	deadline := time.Now().Add(lockWait)
+// lock takes the lock, waiting for it so long; named says whether the name still is this file.
+func (f *file) lock(wait time.Duration) (named bool, err error) {
+	deadline := time.Now().Add(wait)
 	for {
 		err := filesys.Retry(func() error { return f.sys.Lock(f.fd, true) })
 		if err == nil {
@@ -450,6 +456,79 @@ func (f *file) read() ([]Record, error) {
 			p = append(p, make([]byte, len(p))...)
 		}
 	}
+}
+
+// readGood is read, and mends records that say nothing, by the files that are there: what they hold is
+// counted for whoever has no other record. What those processes had written is forgotten.
+func (f *file) readGood(base string) (list []Record, err error) {
+	isDamaged := func(r Record) bool { return r.Rank == damaged }
+	for range 2 { // it may have been the way
+		if list, err = f.read(); err != nil || !slices.ContainsFunc(list, isDamaged) {
+			return list, err
+		}
+	}
+	lost, err := f.unaccounted(base, list)
+	if err != nil {
+		return nil, err
+	}
+	for i := range list {
+		if list[i].Rank != damaged {
+			continue
+		}
+		list[i] = Record{}
+		if len(lost) > 0 {
+			list[i], lost = lost[0], lost[1:]
+		}
+		if err := f.write(i, list[i]); err != nil {
+			return nil, err
+		}
+	}
+	for _, r := range lost {
+		if err := f.write(len(list), r); err != nil {
+			return nil, err
+		}
+		list = append(list, r)
+	}
+	return list, nil
+}
+
+// unaccounted are records of processes that have files under the disk directory and none.
+func (f *file) unaccounted(base string, list []Record) (lost []Record, err error) {
+	jobs, err := f.list(base)
+	for _, job := range jobs {
+		ranks, _ := f.list(filepath.Join(base, job)) // else it is no job's
+		for _, rank := range ranks {
+			names, _ := f.list(filepath.Join(base, job, rank))
+			for _, name := range names {
+				owner, _, ours := rankdir.ParseDataFile(name)
+				if !ours {
+					continue
+				}
+				r := Record{Rank: filepath.Join(job, rank), Owner: owner}
+				known := func(o Record) bool {
+					return o.Rank == r.Rank && strings.HasPrefix(name, o.Owner.FilePrefix())
+				}
+				if !slices.ContainsFunc(list, known) && !slices.ContainsFunc(lost, known) {
+					if r.Held, err = f.holds(base, &r); err != nil {
+						return nil, err
+					}
+					lost = append(lost, r)
+				}
+			}
+		}
+	}
+	return lost, err
+}
+
+// list lists a directory, and nothing of one that is a link, or is not there.
+func (f *file) list(path string) ([]string, error) {
+	dir, err := openat(f.sys, unix.AT_FDCWD, path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	names, err := f.sys.Names(dir)
+	_ = f.sys.Close(dir)
+	return names, err
 }
 
 // write writes one record.
