@@ -260,10 +260,10 @@ func (s *soak) steady(rng *rand.Rand) {
 	last := takes()
 	_ = cmd.Process.Signal(unix.SIGTERM)
 	select {
-	case <-ended: // statusOf tells how
+	case <-ended: //nolint:errcheck // statusOf tells how
 	case <-time.After(hangs):
 		_ = syscall.Kill(-cmd.Process.Pid, unix.SIGKILL)
-		<-ended
+		<-ended //nolint:errcheck // it was killed
 		s.t.Error("the actor that lives on hangs")
 	}
 	s.ended("lived on", cmd, out, job, reports, 0)

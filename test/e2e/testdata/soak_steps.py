@@ -44,7 +44,7 @@ if rank == 0 and files:
     os.environ["EBB_FAULT_FILES"] = files  # before the engine is loaded
 ebb = Ebb()
 driver = ctypes.CDLL("libcuda.so.1")
-memory = {malloc(size): size for size in (rng.randrange(1, 3 * MiB) for _ in range(3))}
+memory = {malloc(size): size for size in (rng.randrange(MiB, 3 * MiB) for _ in range(3))}
 report(f"pid-{rank}", str(os.getpid()))
 cycle = 0
 while not ended:
