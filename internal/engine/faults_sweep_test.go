@@ -392,7 +392,7 @@ func sweepOne(t *testing.T, target sweepTarget, cycles int, in string, o operati
 		case reached:
 			failed++
 		case sure:
-			t.Fatalf("%s, cycle %d: %v of a %s was not reached in %d attempts", target.name, cycles, o, in, attempts)
+			t.Fatalf("%s, cycle %d: %v of a %s, to fail with %s, was not reached in %d attempts", target.name, cycles, o, in, what, attempts)
 		}
 	}
 	return failed

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 
 	"github.com/ebb-offload/ebb/internal/rankdir"
 )
@@ -17,10 +18,12 @@ type Record struct {
 	Written uint64 // bytes that it wrote to the drive
 }
 
-// The file is an array of records of one size; a record without a rank is free. Numbers are
-// little-endian.
+// The file is an array of records of one size, each with a checksum; one that is all zeros is free.
+// Numbers are little-endian.
 const (
 	recordBytes = 512
+	bootAt      = 56
+	sumAt       = 92
 	rankAt      = 96
 	maxRank     = recordBytes - rankAt
 	maxRecords  = 1 << 16
@@ -29,7 +32,10 @@ const (
 // magic begins every record that is in use; its last byte is the version.
 var magic = []byte("ebbuse\x00\x01")
 
-var errRecord = errors.New("it is not one of ebb's, or damaged")
+var errRecord = errors.New("it is not one of ebb's")
+
+// damaged is the rank of a record that says nothing.
+const damaged = "\x00"
 
 func (r *Record) encode() []byte {
 	p := make([]byte, recordBytes)
@@ -40,26 +46,32 @@ func (r *Record) encode() []byte {
 	for i, v := range []uint64{r.Held, r.Written, uint64(r.Owner.PID), r.Owner.StartTime, r.Owner.PIDNamespace, uint64(len(r.Rank))} {
 		binary.LittleEndian.PutUint64(p[8+8*i:], v)
 	}
-	copy(p[56:rankAt], r.Owner.BootID)
+	copy(p[bootAt:sumAt], r.Owner.BootID)
 	copy(p[rankAt:], r.Rank)
+	binary.LittleEndian.PutUint32(p[sumAt:], checksum(p))
 	return p
 }
 
-func decode(p []byte) (r Record, err error) {
+// checksum is that of a record, but for its own place.
+func checksum(p []byte) uint32 {
+	return crc32.Update(crc32.ChecksumIEEE(p[:sumAt]), crc32.IEEETable, p[rankAt:])
+}
+
+func decode(p []byte) (r Record) {
 	if bytes.Count(p, []byte{0}) == recordBytes {
-		return r, nil
+		return r
 	}
 	number := func(i int) uint64 { return binary.LittleEndian.Uint64(p[8+8*i:]) }
 	n := number(5)
-	if !bytes.HasPrefix(p, magic) || n == 0 || n > maxRank {
-		return r, errRecord
+	if !bytes.HasPrefix(p, magic) || n == 0 || n > maxRank || binary.LittleEndian.Uint32(p[sumAt:]) != checksum(p) {
+		return Record{Rank: damaged}
 	}
-	boot, _, _ := bytes.Cut(p[56:rankAt], []byte{0})
+	boot, _, _ := bytes.Cut(p[bootAt:sumAt], []byte{0})
 	r = Record{
 		Rank: string(p[rankAt : rankAt+n]), Held: number(0), Written: number(1),
 		Owner: rankdir.Owner{PID: int(number(2)), StartTime: number(3), PIDNamespace: number(4), BootID: string(boot), UID: -1},
 	}
-	return r, nil
+	return r
 }
 
 func decodeAll(p []byte) (list []Record, err error) {
@@ -67,11 +79,7 @@ func decodeAll(p []byte) (list []Record, err error) {
 		return nil, fmt.Errorf("%w: %d bytes", errRecord, len(p))
 	}
 	for ; len(p) > 0; p = p[recordBytes:] {
-		r, err := decode(p[:recordBytes])
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, r)
+		list = append(list, decode(p[:recordBytes]))
 	}
 	return list, nil
 }
@@ -82,5 +90,5 @@ func (r *Record) is(rank string, o rankdir.Owner) bool {
 }
 
 func sameProcess(a, b rankdir.Owner) bool {
-	return a.PID == b.PID && a.StartTime == b.StartTime && a.PIDNamespace == b.PIDNamespace && a.BootID == b.BootID
+	return a.FilePrefix() == b.FilePrefix() // of the boot it has the first digits, as a mended record does
 }

@@ -353,6 +353,13 @@ func TestADamagedRecordIsMended(t *testing.T) {
 			t.Errorf("other process %v: more than the quota was given", other)
 		}
 		must(t, table.Take(4000, 5000))
+		var held uint64
+		for _, r := range records(t, base) {
+			held += r.Held
+		}
+		if held != 5000 {
+			t.Errorf("other process %v: %d bytes are counted: %+v", other, held, records(t, base))
+		}
 	}
 }
 
