@@ -8,14 +8,19 @@ import (
 	"math/rand/v2"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/device/cuda"
 	"github.com/ebb-offload/ebb/internal/fingerprint"
 	"github.com/ebb-offload/ebb/internal/mem"
+	"github.com/ebb-offload/ebb/internal/store"
 )
 
 // moments is the driver, and calls what a test wants to happen at moments that only the driver
@@ -510,4 +515,212 @@ func TestUnusedRangesOfMemoryThatItsOwnerMaps(t *testing.T) {
 	if res, err = o.Pause(nil, s); err != nil || res.SkippedUnused != 2*o.block {
 		t.Fatalf("%+v, %v", res, err)
 	}
+}
+
+// A kernel that cannot be loaded for want of memory is done without in one operation, and is there for
+// the next.
+func TestAKernelThatDidNotLoadIsTriedAgain(t *testing.T) {
+	for _, fault := range []string{"cuModuleLoadData:*:2", "cuModuleGetFunction:*:999", "cuMemHostAlloc:1:2"} {
+		t.Run(fault, func(t *testing.T) {
+			r := newRig(t)
+			r.fault(fault)
+			a := r.make(2<<20+3, 0, disk("x"))
+			r.write(a, 0, make([]byte, 1<<20))
+			if res := r.pause(); res.SkippedZero != 0 || res.DiskBytes != uint64(len(a.want)) {
+				t.Errorf("without the kernel: %+v", res)
+			}
+			if !strings.Contains(r.logged(), "without ebb's kernel for now") {
+				t.Errorf("it is not said: %s", r.logged())
+			}
+			r.fault("")
+			r.resume()
+			r.holds(a)
+			if res := r.pause(); res.SkippedZero+res.SkippedSame != uint64(len(a.want)) {
+				t.Errorf("with the kernel: %+v", res)
+			}
+			r.resume()
+			r.holds(a)
+		})
+	}
+}
+
+// A device that refuses the kernel for good concerns no other.
+func TestAKernelThatOneDeviceRefuses(t *testing.T) {
+	for _, code := range []int{200, 209, 218, 221, 222, 223, 300, 500, 801} {
+		t.Run(fmt.Sprint(code), func(t *testing.T) {
+			r := newRig(t)
+			r.fault("cuModuleLoadData:*:2") // what is tried when memory is made
+			a, b := r.make(1<<20, 0, disk("x")), r.make(1<<20, 1, disk("x"))
+			r.fault(fmt.Sprintf("cuModuleLoadData:1:%d", code)) // that of device 0
+			for range 2 {
+				r.pause()
+				r.resume()
+				r.holds(a, b)
+			}
+			if res := r.pause(); res.DiskBytes != 1<<20 || res.SkippedSame != 1<<20 {
+				t.Errorf("%+v", res)
+			}
+			r.resume()
+			r.holds(a, b)
+			if n := strings.Count(r.logged(), "device 0 works without ebb's kernel from now on"); n != 1 || strings.Contains(r.logged(), "device 1 works") {
+				t.Errorf("said %d times: %s", n, r.logged())
+			}
+		})
+	}
+}
+
+// The kernel is loaded when memory is made, not when a pause finds no room for it any more.
+func TestTheKernelIsThereBeforeTheFirstPause(t *testing.T) {
+	r := newRig(t)
+	a := r.make(1<<20, 0, disk("x"))
+	o, err := r.Create(1<<20, mem.DeviceProps(1, false), 0, disk("x"), 0)
+	check(t, err)
+	r.warming.Wait()
+	r.fault("cuModuleLoadData:*:2")
+	r.write(a, 0, make([]byte, len(a.want)))
+	if res := r.pause(); res.SkippedZero != 2<<20 { // new memory is zero
+		t.Errorf("%+v", res)
+	}
+	r.resume()
+	r.holds(a)
+	check(t, r.Release(o))
+
+	r = newRig(t)
+	r.fault("")
+	before := cuda.SoftwareCalls(r.drv)["cuModuleLoadData"]
+	r.make(1<<20, 0, none("x"))
+	if after := cuda.SoftwareCalls(r.drv)["cuModuleLoadData"]; after != before {
+		t.Errorf("memory that is not kept had the kernel loaded: %d loads before, %d after", before, after)
+	}
+}
+
+// What a backing does not have, or has without a fingerprint that could be compared, is not restored.
+func TestBytesThatAreNotKnownAreNotRestored(t *testing.T) {
+	for name, c := range map[string]struct {
+		config Config
+		entry  store.Block
+		cpu    bool
+	}{
+		"absent":                          {Config{HostArena: true}, store.Block{}, false},
+		"absent, no kernel":               {Config{HostArena: true}, store.Block{}, true},
+		"without fingerprint":             {Config{HostArena: true}, store.Block{State: store.Stored}, false},
+		"without fingerprint, no kernel":  {Config{HostArena: true}, store.Block{State: store.Stored}, true},
+		"absent, no arena":                {Config{}, store.Block{}, false},
+		"without fingerprint, both lacks": {Config{}, store.Block{State: store.Stored}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.config.ChunkBytes = 4 << 20
+			r := newRigWith(t, c.config)
+			if c.cpu {
+				r.withoutKernels()
+			}
+			a := r.make(1<<20, 0, pinned("x"))
+			r.pause()
+			al, _, err := r.table.Find(a.addr, 1)
+			check(t, err)
+			b := r.backings.find(al)
+			was := b.Block(0)
+			b.Mark(0, c.entry)
+			if _, err := r.Resume(nil, r.set); Code(err) != CodeCorrupt || r.state(a) != alloc.Paused {
+				t.Fatalf("got %v, memory is %v", err, r.state(a))
+			}
+			b.Mark(0, was)
+			r.resume()
+			r.holds(a)
+		})
+	}
+}
+
+// modes is the driver, and notes calls that disturb a stream capture of the actor: those made while the
+// thread's capture mode is not relaxed.
+type modes struct {
+	device.Driver
+	mu   sync.Mutex
+	mode map[int]int // by thread
+	bad  []string
+}
+
+func (m *modes) ExchangeCaptureMode(mode int) (int, error) {
+	before, err := m.Driver.ExchangeCaptureMode(mode)
+	m.mu.Lock()
+	m.mode[unix.Gettid()] = mode
+	m.mu.Unlock()
+	return before, err
+}
+
+func (m *modes) note(call string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.mode[unix.Gettid()] != device.CaptureRelaxed {
+		m.bad = append(m.bad, call)
+	}
+}
+
+func (m *modes) MemCreate(size uint64, p mem.Props) (mem.Handle, error) {
+	m.note("create")
+	return m.Driver.MemCreate(size, p)
+}
+
+func (m *modes) MemRelease(h mem.Handle) error {
+	m.note("release")
+	return m.Driver.MemRelease(h)
+}
+
+func (m *modes) MemMap(addr mem.Addr, size, offset uint64, h mem.Handle) error {
+	m.note("map")
+	return m.Driver.MemMap(addr, size, offset, h)
+}
+
+func (m *modes) MemSetAccess(addr mem.Addr, size uint64, access []mem.Access) error {
+	m.note("access")
+	return m.Driver.MemSetAccess(addr, size, access)
+}
+
+func (m *modes) MemUnmap(addr mem.Addr, size uint64) error {
+	m.note("unmap")
+	return m.Driver.MemUnmap(addr, size)
+}
+
+func (m *modes) PoolTrim(p device.Pool, keep uint64) error {
+	m.note("pool")
+	return m.Driver.PoolTrim(p, keep)
+}
+
+func (m *modes) GraphTrim(dev int) error {
+	m.note("graph")
+	return m.Driver.GraphTrim(dev)
+}
+
+func (m *modes) HostRegister(p unsafe.Pointer, n uint64) error {
+	m.note("register")
+	return m.Driver.HostRegister(p, n)
+}
+
+func (m *modes) Synchronize() error {
+	m.note("synchronize")
+	return m.Driver.Synchronize()
+}
+
+// Every call of a pause and a resume that a capture of the actor's could not bear is made with the thread's
+// mode relaxed, on whatever thread.
+func TestAPauseAndAResumeDisturbNoCaptureOfOthers(t *testing.T) {
+	r := newRigWith(t, Config{ChunkBytes: 1 << 20, HostArena: true})
+	m := &modes{Driver: r.drv, mode: map[int]int{}}
+	a, b := r.make(4<<20, 0, disk("x")), r.make(4<<20, 1, pinned("x"))
+	h, err := r.Create(1<<20, mem.DeviceProps(0, false), 0, disk("x"), 0) // mapped nowhere: through a window
+	check(t, err)
+	r.warming.Wait()
+	r.drv = m
+	t.Cleanup(func() { r.drv = m.Driver })
+	for range 2 {
+		r.pause()
+		r.resume()
+		r.holds(a, b)
+		r.fill(a, len(a.want))
+	}
+	if len(m.bad) > 0 {
+		t.Errorf("%d calls with another mode, the first: %q", len(m.bad), m.bad[:min(5, len(m.bad))])
+	}
+	r.drv = m.Driver
+	check(t, r.Release(h))
 }

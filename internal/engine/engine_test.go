@@ -196,16 +196,20 @@ func (r *rig) content(a *array) []byte {
 
 func (r *rig) copy(dev int, fn func(device.Stream) error) {
 	r.t.Helper()
-	err := r.withDevice(dev, func() error {
+	if err := r.transfer(dev, fn); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// transfer does something on a stream of its own and waits for it.
+func (r *rig) transfer(dev int, fn func(device.Stream) error) error {
+	return r.withDevice(dev, func() error {
 		s, err := r.drv.StreamCreate()
 		if err != nil {
 			return err
 		}
 		return errors.Join(fn(s), r.drv.StreamSynchronize(s), r.drv.StreamDestroy(s))
 	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
 }
 
 func (r *rig) holds(arrays ...*array) {

@@ -2,10 +2,17 @@ package engine
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"unsafe"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/mem"
 )
 
 // Under the launcher CPU backups lie in an arena: after the first pause nothing is pinned any more,
@@ -67,6 +74,172 @@ func (p *pinCounter) HostAlloc(n uint64) (unsafe.Pointer, error) {
 }
 
 // Disk backups begin in host memory, up to the budget, and go on in files.
+// hostRig is an engine with blocks of 128 KiB, whose CPU backups lie in the arena, and memory on both
+// devices of which some is zero and some ends within a block.
+func hostRig(t *testing.T) (*rig, []*array) {
+	t.Helper()
+	r := newRigWith(t, Config{ChunkBytes: 1 << 20, HostArena: true})
+	list := []*array{r.make(20<<20+100, 0, pinned("x")), r.make(3<<20, 1, pinned("x"))}
+	for range 40 {
+		list = append(list, r.make(100<<10, 0, pinned("x")))
+	}
+	r.write(list[0], 1<<20, make([]byte, 1<<20))
+	return r, list
+}
+
+// change writes other bytes, so that all blocks move, and leaves the zeros.
+func (r *rig) change(list []*array) {
+	r.t.Helper()
+	for _, a := range list {
+		r.fill(a, len(a.want))
+	}
+	r.write(list[0], 1<<20, make([]byte, 1<<20))
+}
+
+// bySnapshot has pauses to host memory go by way of snapshots, as if that had been found best.
+func (r *rig) bySnapshot() {
+	r.tunings = append(r.tunings, tuning{Direction: "pause", BlockBytes: 128 << 10, Workers: 2, Snapshot: true})
+}
+
+// How host memory is best reached is found out when it is there, on bytes that are moved anyway.
+func TestTheWayToHostMemoryIsFoundByTrial(t *testing.T) {
+	r, list := hostRig(t)
+	for range 3 {
+		r.pause()
+		r.resume()
+		r.holds(list...)
+		r.change(list)
+	}
+	var s Status
+	check(t, json.Unmarshal(r.Status(nil), &s))
+	if len(s.Probes) != 2 || s.Probes[0].Direction != "resume" || s.Probes[1].Direction != "pause" {
+		t.Fatalf("probes %+v: a pause that takes memory finds out nothing about it", s.Probes)
+	}
+	var ways []string
+	for _, p := range s.Probes {
+		if p.Dirs != "" || p.BlockBytes != 128<<10 {
+			t.Errorf("%+v", p)
+		}
+		for _, trial := range p.Trials {
+			ways = append(ways, fmt.Sprintln(p.Direction, trial.Workers, trial.Snapshot))
+		}
+	}
+	if d := cmp.Diff([]string{"resume 2 false\n", "resume 4 false\n", "pause 4 false\n", "pause 4 false\n", "pause 2 true\n", "pause 4 true\n"}, ways); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestBytesThatGoByWayOfASnapshotAreThoseThatWereThere(t *testing.T) {
+	r, list := hostRig(t)
+	r.bySnapshot()
+	copies := &joined{Driver: r.drv}
+	r.drv = copies
+	t.Cleanup(func() { r.drv = copies.Driver })
+	free := [2]uint64{r.free(0), r.free(1)}
+	for range 2 {
+		res := r.pause()
+		if res.SkippedZero != 1<<20 || res.HostBytes+res.SkippedZero != res.Bytes || res.Workers != 2 {
+			t.Fatalf("%+v", res)
+		}
+		for _, a := range list {
+			r.reads(a, 0, len(a.want))
+		}
+		r.resume()
+		r.holds(list...)
+		r.change(list)
+	}
+	if r.free(0) != free[0] || r.free(1) != free[1] {
+		t.Errorf("free before: %v, after: %d and %d", free, r.free(0), r.free(1))
+	}
+	if copies.out.Load() < 8<<20 || copies.in.Load() < 8<<20 {
+		t.Errorf("the largest copies have %d and %d bytes, of neighbours that are 19 MiB", copies.out.Load(), copies.in.Load())
+	}
+}
+
+// joined is the driver, and remembers the largest copy each way.
+type joined struct {
+	device.Driver
+	out, in atomic.Uint64
+}
+
+func (j *joined) CopyToHost(dst unsafe.Pointer, src mem.Addr, n uint64, s device.Stream) error {
+	most(&j.out, n)
+	return j.Driver.CopyToHost(dst, src, n, s)
+}
+
+func (j *joined) CopyToDevice(dst mem.Addr, src unsafe.Pointer, n uint64, s device.Stream) error {
+	most(&j.in, n)
+	return j.Driver.CopyToDevice(dst, src, n, s)
+}
+
+func most(of *atomic.Uint64, n uint64) {
+	for now := of.Load(); n > now && !of.CompareAndSwap(now, n); now = of.Load() {
+	}
+}
+
+// Memory that changes while its snapshot is on the way is saved as it is in the end.
+func TestAWriteDuringASnapshotIsSaved(t *testing.T) {
+	r, list := hostRig(t)
+	r.bySnapshot()
+	var once sync.Once
+	w := &whileCopied{Driver: r.drv, do: func() {
+		once.Do(func() {
+			poke(list[0].addr, list[0].want[0]^1)
+			poke(list[0].addr+5<<20, list[0].want[5<<20]^1)
+		})
+	}}
+	r.drv = w
+	r.pause()
+	r.drv = w.Driver
+	list[0].want[0] ^= 1
+	list[0].want[5<<20] ^= 1
+	r.resume()
+	r.holds(list...)
+}
+
+// whileCopied is the driver, and does something when a copy to the host is submitted.
+type whileCopied struct {
+	device.Driver
+	do func()
+}
+
+func (w *whileCopied) CopyToHost(dst unsafe.Pointer, src mem.Addr, n uint64, s device.Stream) error {
+	w.do()
+	return w.Driver.CopyToHost(dst, src, n, s)
+}
+
+// A snapshot that cannot be made is done without; what fails with one fails the pause, and leaves
+// nothing on the device.
+func TestSnapshotsThatFail(t *testing.T) {
+	for fault, fails := range map[string]bool{
+		"cuMemCreate:*:2": false, "cuMemAddressReserve:1:2": false, "cuMemMap:1:2": false, "cuMemSetAccess:1:999": false,
+		"cuMemcpyDtoHAsync:2:999": true, "cuLaunchKernel:5:999": true,
+	} {
+		t.Run(fault, func(t *testing.T) {
+			r, list := hostRig(t)
+			r.bySnapshot()
+			free := r.free(0)
+			r.fault(fault)
+			_, err := r.Pause(nil, r.set)
+			r.fault("")
+			if (err != nil) != fails {
+				t.Fatalf("got %v", err)
+			}
+			if fails {
+				if r.free(0) != free {
+					t.Errorf("%d bytes were free before, %d are now", free, r.free(0))
+				}
+				r.pause()
+			}
+			r.resume()
+			r.holds(list...)
+			if r.free(0) != free {
+				t.Errorf("%d bytes were free before, %d are in the end", free, r.free(0))
+			}
+		})
+	}
+}
+
 func TestDiskBackupsFillTheHostBudgetFirst(t *testing.T) {
 	r := newRigWith(t, Config{ChunkBytes: 4 << 20, HostBytes: 3 << 20})
 	a, b := r.make(2<<20, 0, disk("x")), r.make(4<<20+1000, 0, disk("x"))

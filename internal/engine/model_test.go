@@ -9,8 +9,10 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/mem"
 	"pgregory.net/rapid"
 )
@@ -39,13 +41,27 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// Any sequence of allocations, frees, writes, pauses and resumes keeps every byte. The model is
-// the list of arrays with what each must hold; content is checked whenever memory is active. Writes
-// leave zeros and unchanged blocks, so that blocks are skipped for every reason there is.
+// modelFaults are operations of a pause or resume that the model has fail, each the n-th of its kind.
+var modelFaults = []struct {
+	driver, file string
+	most         int // n is at most that
+}{
+	{driver: "cuLaunchKernel:%d:999", most: 4}, {driver: "cuMemcpyHtoDAsync:%d:999", most: 3}, {driver: "cuMemHostAlloc:%d:2", most: 1},
+	{driver: "cuStreamSynchronize:%d:999", most: 8}, {driver: "cuMemUnmap:%d:999", most: 3}, {driver: "cuMemCreate:%d:2", most: 2},
+	{driver: "cuMemMap:%d:999", most: 2}, {driver: "cuMemSetAccess:%d:999", most: 2}, {driver: "cuCtxSynchronize:%d:999", most: 4},
+	{file: "pwrite:%d:EIO", most: 4}, {file: "pwrite:%d:ENOSPC", most: 4}, {file: "pread:%d:EIO", most: 4}, {file: "open:%d:EIO", most: 2},
+	{file: "fallocate:%d:ENOSPC", most: 2}, {file: "fstatat:%d:EIO", most: 2},
+}
+
+// Any sequence of allocations, frees, writes, pauses and resumes, of which any may fail, keeps every
+// byte. The model is the list of arrays with what each must hold; content is checked whenever memory is
+// active. Writes leave zeros and unchanged blocks, so that blocks are skipped for every reason there
+// is. What a pause that failed had saved by then is among what the next one finds in the backups.
 func TestAnySequenceOfCallsKeepsEveryByte(t *testing.T) {
 	setChecks(t, 500, 10000)
 	r := newRigWith(t, Config{ChunkBytes: 1 << 20}) // blocks of 128 KiB
-	var moved, zero, same, unused uint64
+	var moved, zero, same, unused, after uint64
+	failed := map[string]int{}
 	regions := []Region{disk("a"), disk("b"), pinned("a"), mmap("b"), none("a")}
 	rapid.Check(t, func(t *rapid.T) {
 		type entry struct {
@@ -76,11 +92,34 @@ func TestAnySequenceOfCallsKeepsEveryByte(t *testing.T) {
 			return []string{tag}
 		}
 		matches := func(e *entry, tags []string) bool { return tags == nil || e.reg.Tag == tags[0] }
-		known := func(err error) {
-			if err != nil && Code(err) != CodeUnknownTag {
+		// failing has one operation of what is done next fail, or none. The name is that of the operation.
+		failing := func(t *rapid.T) (name string) {
+			if rapid.Bool().Draw(t, "nothing fails") {
+				return ""
+			}
+			f := rapid.SampledFrom(modelFaults).Draw(t, "operation")
+			n := rapid.IntRange(1, f.most).Draw(t, "number")
+			if f.driver != "" {
+				r.fault(fmt.Sprintf(f.driver, n))
+				return f.driver
+			}
+			check(r.t, r.sys.Set(fmt.Sprintf(f.file, n)))
+			return f.file
+		}
+		// ended takes the fault away. The error is true when what was done failed of it.
+		ended := func(name string, err error) bool {
+			r.fault("")
+			check(r.t, r.sys.Set(""))
+			if err == nil || Code(err) == CodeUnknownTag {
+				return false
+			}
+			if name == "" {
 				t.Fatal(err)
 			}
+			failed[name]++
+			return true
 		}
+		broken := false // the pause before failed
 		t.Repeat(map[string]func(*rapid.T){
 			"malloc": func(t *rapid.T) {
 				if len(live) == 12 {
@@ -140,42 +179,64 @@ func TestAnySequenceOfCallsKeepsEveryByte(t *testing.T) {
 			"pause": func(t *rapid.T) {
 				tags := tags(t)
 				set, block := r.set, int(r.block)
+				var dead *entry
+				var from, to int
 				if len(live) > 0 && rapid.Bool().Draw(t, "with unused") {
 					e := pick(t)
 					off, n := stretch(t, len(e.want))
 					set.Unused = []mem.Range{{Addr: e.addr + mem.Addr(off), Bytes: uint64(n)}}
-					from, to := (off+block-1)/block*block, (off+n)/block*block
+					from, to = (off+block-1)/block*block, (off+n)/block*block
 					if off+n == len(e.want) {
 						to = off + n
 					}
 					if from < to && !e.paused && matches(e, tags) {
-						e.dead = append(e.dead, [2]int{from, to})
+						dead = e
 					}
 				}
+				name := failing(t)
 				res, err := r.Pause(tags, set)
-				known(err)
+				if ended(name, err) && Code(err) != CodePartial {
+					if broken = true; !rapid.Bool().Draw(t, "again") {
+						return
+					}
+					res, err = r.Pause(tags, set)
+					ended("", err)
+				}
 				var bytes, kept uint64
 				for _, e := range live {
 					if !e.paused && matches(e, tags) {
-						e.paused = true
-						bytes += uint64(len(e.want))
 						if e.reg.Backup != alloc.BackupNone {
 							kept += uint64(len(e.want))
 						}
+						if e.paused = r.state(e.array) == alloc.Paused; e.paused {
+							bytes += uint64(len(e.want))
+						} else if err == nil {
+							t.Fatalf("memory at %v is active after a pause", e.addr)
+						}
 					}
+				}
+				if dead != nil && dead.paused {
+					dead.dead = append(dead.dead, [2]int{from, to})
 				}
 				if sum := res.HostBytes + res.DiskBytes + res.SkippedZero + res.SkippedSame + res.SkippedUnused; sum != kept || res.Bytes != bytes {
 					t.Fatalf("of %d bytes, %d of them to be kept: %+v", bytes, kept, res)
 				}
 				moved += res.HostBytes + res.DiskBytes
 				zero, same, unused = zero+res.SkippedZero, same+res.SkippedSame, unused+res.SkippedUnused
+				if broken {
+					after += res.SkippedSame
+				}
+				broken = false
 			},
 			"resume": func(t *rapid.T) {
 				tags := tags(t)
 				set := r.set
 				set.RetainCPU = rapid.Bool().Draw(t, "retain")
+				name := failing(t)
 				_, err := r.Resume(tags, set)
-				known(err)
+				if ended(name, err) {
+					return // all of it is still paused
+				}
 				for _, e := range live {
 					if e.paused && matches(e, tags) {
 						e.paused = false
@@ -201,8 +262,19 @@ func TestAnySequenceOfCallsKeepsEveryByte(t *testing.T) {
 			},
 		})
 	})
-	if !t.Failed() && (moved == 0 || zero == 0 || same == 0 || unused == 0) {
-		t.Errorf("moved %d bytes; skipped %d zero, %d same, %d unused: not all of it was tried", moved, zero, same, unused)
+	if !t.Failed() && (moved == 0 || zero == 0 || same == 0 || unused == 0 || after == 0) {
+		t.Errorf("moved %d bytes; skipped %d zero, %d same (%d of them after a pause that failed), %d unused: not all of it was tried", moved, zero, same, after, unused)
+	}
+	var drivers, files int
+	for _, f := range modelFaults {
+		if n := failed[f.driver+f.file]; f.driver != "" {
+			drivers += n
+		} else {
+			files += n
+		}
+	}
+	if !t.Failed() && (drivers == 0 || files == 0) {
+		t.Errorf("what failed: %v", failed)
 	}
 }
 
@@ -220,29 +292,59 @@ func TestThreadsPauseAndAllocateSideBySide(t *testing.T) {
 	if long {
 		rounds = 500
 	}
+	regions := []func(tag string) Region{disk, pinned, mmap}
 	var wg sync.WaitGroup
 	for i := range 6 {
 		wg.Go(func() {
 			tag := "thread" + strconv.Itoa(i)
+			random := rand.New(rand.NewPCG(uint64(i), 1))
 			for n := range rounds {
-				addr, err := r.Malloc(uint64(1+n*10007%300000), i%2, disk(tag), 0)
-				if err != nil {
-					t.Error(err)
+				if err := r.cycle(random, regions[n%3](tag), i%2, 1+n*10007%300000, n%3 != 0); err != nil {
+					t.Errorf("round %d of thread %d: %v", n, i, err)
 					return
-				}
-				if _, err := r.Pause([]string{tag}, r.set); err != nil {
-					t.Error(err)
-				}
-				if n%3 != 0 {
-					if _, err := r.Resume([]string{tag}, r.set); err != nil {
-						t.Error(err)
-					}
-				}
-				if err := r.Free(addr, false); err != nil {
-					t.Error(err)
 				}
 			}
 		})
 	}
 	wg.Wait()
+}
+
+// cycle makes memory, writes it, pauses it, reads it, resumes it if it is to, and compares and changes
+// it then, twice; it is freed in the end.
+func (r *rig) cycle(random *rand.Rand, reg Region, dev, size int, resume bool) error {
+	addr, err := r.Malloc(uint64(size), dev, reg, 0)
+	if err != nil {
+		return err
+	}
+	want, got := make([]byte, size), make([]byte, size)
+	for range 2 {
+		for i := range want {
+			want[i] = byte(random.Uint32())
+		}
+		if err := r.transfer(dev, func(s device.Stream) error {
+			return r.drv.CopyToDevice(addr, unsafe.Pointer(&want[0]), uint64(size), s)
+		}); err != nil {
+			return err
+		}
+		if _, err := r.Pause([]string{reg.Tag}, r.set); err != nil {
+			return err
+		}
+		clear(got)
+		if err := r.Read(addr, got, false); err != nil || !bytes.Equal(got, want) {
+			return fmt.Errorf("read while paused: other bytes, or %v", err)
+		}
+		if !resume {
+			break
+		}
+		if _, err := r.Resume([]string{reg.Tag}, r.set); err != nil {
+			return err
+		}
+		clear(got)
+		if err := r.transfer(dev, func(s device.Stream) error {
+			return r.drv.CopyToHost(unsafe.Pointer(&got[0]), addr, uint64(size), s)
+		}); err != nil || !bytes.Equal(got, want) {
+			return fmt.Errorf("after the resume: other bytes, or %v", err)
+		}
+	}
+	return r.Free(addr, false)
 }

@@ -58,27 +58,31 @@ func (e *Engine) releaseObject(a *alloc.Allocation) (released uint64, err error)
 // openWindows gives every object of a pause an address to copy through. After it, and until
 // closeWindows or the release of the memory, At is valid.
 func (e *Engine) openWindows(set []*alloc.Allocation) error {
-	for _, a := range set {
-		if a.Kind != alloc.Object {
-			continue
+	return e.relaxed(func() error {
+		for _, a := range set {
+			if a.Kind != alloc.Object {
+				continue
+			}
+			if err := e.openWindow(a); err != nil {
+				return err
+			}
 		}
-		if err := e.openWindow(a); err != nil {
-			return err
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // closeWindows ends what openWindows or mapping began, where the memory stays.
 func (e *Engine) closeWindows(set []*alloc.Allocation) {
-	for _, a := range set {
-		if a.Kind != alloc.Object {
-			continue
+	e.calmly(func() {
+		for _, a := range set {
+			if a.Kind != alloc.Object {
+				continue
+			}
+			if err := e.closeWindow(a); err != nil {
+				e.log.Print(err) // address space is lost, and until the object is released nothing else
+			}
 		}
-		if err := e.closeWindow(a); err != nil {
-			e.log.Print(err) // address space is lost, and until the object is released nothing else
-		}
-	}
+	})
 }
 
 // openWindow finds an address to copy an object through: where its owner has it as a whole and

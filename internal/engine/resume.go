@@ -154,12 +154,14 @@ func (e *Engine) createOnce(set []*alloc.Allocation) (created uint64, err error)
 		return created, nil
 	}
 	var short *DeviceMemoryError
-	for _, p := range missing {
-		if p.Handle != 0 {
-			err = errors.Join(err, e.drv.MemRelease(p.Handle))
-			p.Handle = 0
+	e.calmly(func() {
+		for _, p := range missing {
+			if p.Handle != 0 {
+				err = errors.Join(err, e.drv.MemRelease(p.Handle))
+				p.Handle = 0
+			}
 		}
-	}
+	})
 	if errors.As(err, &short) {
 		var e2 error
 		short.Need, short.Holders = need[short.Device], e.holders(short.Device)

@@ -13,6 +13,7 @@ type tuning struct {
 	Direction  string           `json:"operation"`   // "pause" or "resume"
 	BlockBytes uint64           `json:"block_bytes"` // the class: no larger on average
 	Workers    int              `json:"workers"`
+	Snapshot   bool             `json:"snapshot"` // by way of device memory of ebb's own
 	Trials     []pipeline.Trial `json:"trials"`
 }
 
@@ -36,7 +37,7 @@ func (e *Engine) runTuned(d pipeline.Direction, work pipeline.Work, blockBytes u
 		return way.Workers, e.pool.Run(d, work, way)
 	}
 	way, t.Trials, err = e.pool.Probe(d, work, way)
-	if t.Workers = way.Workers; err == nil && len(t.Trials) > 0 {
+	if t.Workers, t.Snapshot = way.Workers, way.Snapshot; err == nil && len(t.Trials) > 0 {
 		e.mu.Lock()
 		e.tunings = append(e.tunings, t)
 		e.mu.Unlock()
@@ -50,7 +51,7 @@ func (e *Engine) tuned(of *tuning) (way pipeline.Way, known bool) {
 	defer e.mu.Unlock()
 	for _, t := range e.tunings {
 		if t.serves(of) {
-			return pipeline.Way{Workers: t.Workers}, true
+			return pipeline.Way{Workers: t.Workers, Snapshot: t.Snapshot}, true
 		}
 	}
 	return way, false

@@ -120,7 +120,7 @@ func (e *Engine) usedDevices() []int {
 // trimPools gives back the idle memory of pools and graphs, on the devices that memory is managed
 // on. Their work is done: a pause has waited for it.
 func (e *Engine) trimPools() {
-	err := e.relaxed(func() error {
+	e.calmly(func() {
 		for _, dev := range e.usedDevices() {
 			for _, p := range e.pools(dev) {
 				if err := e.drv.PoolTrim(p, 0); err != nil {
@@ -131,11 +131,7 @@ func (e *Engine) trimPools() {
 				e.log.Printf("give back the idle memory of graphs of device %d: %v", dev, err)
 			}
 		}
-		return nil
 	})
-	if err != nil {
-		e.log.Printf("give back the idle memory of pools: %v", err)
-	}
 }
 
 // ownBytes is the device memory that this process holds in all, and on how many devices; 0 devices

@@ -37,7 +37,7 @@ type Options struct {
 	NUMANode int
 	// Register pins a piece for devices and Unregister undoes that. Both nil: nobody needs it.
 	// They make a device context current themselves: Register is called on goroutines of the
-	// arena, Unregister also within Alloc, Trim and Close, with the arena's lock held, and must
+	// arena, Unregister also within Alloc and Close, with the arena's lock held, and must
 	// not wait for somebody who calls the arena.
 	Register   func(p unsafe.Pointer, n uint64) error
 	Unregister func(p unsafe.Pointer) error
@@ -245,7 +245,8 @@ func (a *Arena) make(first, last int) {
 	}
 }
 
-// Bytes waits until [off, off+n) of the region is there, registered, and returns it. An error says
+// Bytes waits until [off, off+n) of the region is there, registered, and returns it. Its capacity is what
+// a copy from off on may take: to the end of the piece or of the region. An error says
 // that it could not be made; the region is then of no use and is to be freed.
 func (r *Region) Bytes(off, n uint64) ([]byte, error) {
 	if r.freed.Load() {
@@ -254,6 +255,7 @@ func (r *Region) Bytes(off, n uint64) ([]byte, error) {
 	if off > r.size || n > r.size-off {
 		return nil, fmt.Errorf("bytes %d to %d of a region of %d bytes of host memory: %w", off, off+n, r.size, unix.EINVAL)
 	}
+	end := off + n
 	if n > 0 {
 		size := r.arena.options.PieceBytes
 		base := r.place.off / size
@@ -264,8 +266,9 @@ func (r *Region) Bytes(off, n uint64) ([]byte, error) {
 				return nil, p.err
 			}
 		}
+		end += (size - (r.place.off+end)%size) % size
 	}
-	return r.memory[off : off+n : off+n], nil
+	return r.memory[off : off+n : min(end, r.size)], nil
 }
 
 // Free gives the region back to the arena, which keeps the memory. Nobody may use it any more. It
@@ -301,14 +304,6 @@ func (a *Arena) Usage() Usage {
 		}
 	}
 	return u
-}
-
-// Trim gives the pieces that no region uses back to the system.
-func (a *Arena) Trim() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	_, err := a.trim(0, -1)
-	return err
 }
 
 // trim gives back the pieces that are free, but those from first to last, and returns the bytes.

@@ -158,6 +158,22 @@ func TestBlocksOfARegionLieInOneRegisteredPiece(t *testing.T) {
 	}
 }
 
+// One copy may take what is registered as one: the capacity of bytes tells how far that is.
+func TestTheCapacityOfBytesEndsWithTheirPiece(t *testing.T) {
+	var r registry
+	a := newArena(t, &r, nil) // blocks of 1 MiB in pieces of 4
+	_ = alloc(t, a, mib)
+	region := alloc(t, a, 6*mib+100)
+	for _, c := range []struct{ off, n, want uint64 }{
+		{0, mib, 3 * mib}, {2 * mib, mib, mib}, {3 * mib, mib, 3*mib + 100}, {6 * mib, 100, 100}, {0, 6*mib + 100, 6*mib + 100}, {0, 0, 0},
+	} {
+		memory, err := region.Bytes(c.off, c.n)
+		if err != nil || uint64(len(memory)) != c.n || uint64(cap(memory)) != c.want {
+			t.Errorf("%d bytes from %d on: capacity %d, want %d; %v", c.n, c.off, cap(memory), c.want, err)
+		}
+	}
+}
+
 func TestSmallRegionsShareBlocks(t *testing.T) {
 	var r registry
 	a := newArena(t, &r, nil)
@@ -196,6 +212,14 @@ func TestMemoryIsKeptAndUsedAgain(t *testing.T) {
 	}
 }
 
+// trim has an arena give back what nobody uses, as it does when the host has too little memory for more.
+func trim(a *Arena) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_, err := a.trim(0, -1)
+	return err
+}
+
 func TestTrimGivesBackWhatNobodyUses(t *testing.T) {
 	var r registry
 	a := newArena(t, &r, nil)
@@ -207,7 +231,7 @@ func TestTrimGivesBackWhatNobodyUses(t *testing.T) {
 	kept[0] = 9
 	gone := whole(t, middle)
 	_ = middle.Free()
-	if err := a.Trim(); err != nil {
+	if err := trim(a); err != nil {
 		t.Fatal(err)
 	}
 	if u := a.Usage(); u.Held != 8*mib || u.Used != 6*mib || r.bytes() != 8*mib {
@@ -344,6 +368,47 @@ func TestARefusedRegistrationLeavesNothing(t *testing.T) {
 	}
 	if present(memory[:4096]) {
 		t.Error("the memory is still there")
+	}
+}
+
+// What panics on a goroutine of the arena is an error of the bytes that it was for, and leaves nothing.
+func TestAPanicOfWhatTheArenaCallsIsAnError(t *testing.T) {
+	for name, spoil := range map[string]func(o *Options, panics func()){
+		"register": func(o *Options, panics func()) {
+			register := o.Register
+			o.Register = func(p unsafe.Pointer, n uint64) error { panics(); return register(p, n) }
+		},
+		"allow": func(o *Options, panics func()) {
+			asked := 0
+			o.Allow = func(uint64) error {
+				if asked++; asked > 1 { // the first question is that of Alloc
+					panics()
+				}
+				return nil
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var r registry
+			broken := true
+			a := newArena(t, &r, func(o *Options) {
+				spoil(o, func() {
+					if broken {
+						panic("a defect")
+					}
+				})
+			})
+			region := alloc(t, a, 2*mib)
+			if _, err := region.Bytes(0, 2*mib); err == nil || !strings.Contains(err.Error(), "a defect") {
+				t.Fatalf("got %v", err)
+			}
+			_ = region.Free()
+			if u := a.Usage(); u != (Usage{}) || r.bytes() != 0 {
+				t.Errorf("left: %+v, %d bytes registered", u, r.bytes())
+			}
+			broken = false
+			whole(t, alloc(t, a, 2*mib))
+		})
 	}
 }
 
@@ -524,7 +589,7 @@ func TestArenaAgreesWithItsRules(t *testing.T) {
 				regions = append(regions[:i], regions[i+1:]...)
 			},
 			"trim": func(t *rapid.T) {
-				if err := a.Trim(); err != nil {
+				if err := trim(a); err != nil {
 					t.Fatal(err)
 				}
 			},

@@ -22,11 +22,11 @@ func (a *Arena) makeQueued() (more bool) {
 	go func() {
 		defer close(registered)
 		for p := range present {
-			a.finish(p, a.register(p))
+			a.finish(p, safely(func() error { return a.register(p) }))
 		}
 	}()
 	for p := a.next(); p != nil; p = a.next() {
-		if err := a.begin(p); err != nil {
+		if err := safely(func() error { return a.begin(p) }); err != nil {
 			a.broughtIn(p)
 			a.finish(p, err)
 			continue
@@ -57,6 +57,16 @@ func (a *Arena) makeQueued() (more bool) {
 	a.making = false
 	a.settled.Broadcast()
 	return false
+}
+
+// safely turns a panic into an error: on a goroutine of the arena's it would end the actor.
+func safely(f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("internal error while host memory is made: %v", r)
+		}
+	}()
+	return f()
 }
 
 // next takes the next piece from the queue; nil when there is none.

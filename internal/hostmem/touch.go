@@ -43,7 +43,7 @@ func newTouchers(node int, n uint64) *touchers {
 		onCPUs(cpus, func() error {
 			defer t.threads.Done()
 			for job := range t.work {
-				job.done(populate(job.memory))
+				job.done(safely(func() error { return populate(job.memory) }))
 			}
 			return nil
 		})

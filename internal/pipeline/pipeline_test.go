@@ -2,8 +2,11 @@ package pipeline
 
 import (
 	"testing"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebb-offload/ebb/internal/mem"
 )
 
 func TestQueuesHandOutEveryMoveOnceTheOwnOnesFirst(t *testing.T) {
@@ -80,6 +83,66 @@ func TestFewWorkersThatAreNearlyAsFastAreChosen(t *testing.T) {
 		}
 		if got := choose(trials).Workers; got != c.want {
 			t.Errorf("%v: %d workers, want %d", c.rates, got, c.want)
+		}
+	}
+}
+
+func TestNeighboursAreCopiedTogetherAsFarAsTheirMemoryReaches(t *testing.T) {
+	memory := make([]byte, 100)
+	// Host memory from, to and up to where one copy may reach; where it is on the device.
+	type piece struct{ from, to, reach, at int }
+	for name, c := range map[string]struct {
+		pieces []piece
+		want   []int // bytes of the copies
+	}{
+		"neighbours":                      {[]piece{{0, 10, 100, 500}, {10, 20, 100, 510}, {20, 25, 100, 520}}, []int{25}},
+		"another registration":            {[]piece{{0, 10, 20, 500}, {10, 20, 20, 510}, {20, 30, 100, 520}, {30, 40, 100, 530}}, []int{20, 20}},
+		"memory that is no further known": {[]piece{{0, 10, 10, 500}, {10, 20, 20, 510}}, []int{10, 10}},
+		"a gap on the device":             {[]piece{{0, 10, 100, 500}, {10, 20, 100, 512}}, []int{10, 10}},
+		"a gap on the host":               {[]piece{{0, 10, 100, 500}, {12, 22, 100, 510}}, []int{10, 10}},
+		"the other order":                 {[]piece{{10, 20, 100, 510}, {0, 10, 100, 500}}, []int{10, 10}},
+		"alone":                           {[]piece{{0, 10, 100, 500}}, []int{10}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &inflight{}
+			for _, p := range c.pieces {
+				f.blocks = append(f.blocks, block{move: &Move{Length: uint64(p.to - p.from)}, host: memory[p.from:p.to:p.reach]})
+			}
+			var got []int
+			list := f.copies(func(i int) mem.Addr { return mem.Addr(c.pieces[i].at) })
+			for _, one := range list {
+				got = append(got, int(one.bytes))
+			}
+			if d := cmp.Diff(c.want, got); d != "" {
+				t.Fatal(d)
+			}
+			if list[0].at != mem.Addr(c.pieces[0].at) || list[0].host != unsafe.Pointer(&memory[c.pieces[0].from]) {
+				t.Errorf("the first copy is of %v and %p", list[0].at, list[0].host)
+			}
+		})
+	}
+}
+
+func TestOfSmallBlocksMoreAreUnderWay(t *testing.T) {
+	p := New(nil, Options{Workers: 16})
+	for block, want := range map[uint64]int{0: 16, 64 << 10: 16, 2 << 20: 16, 4 << 20: 8, 16 << 20: 8} {
+		if got := p.Default(block); got != (Way{Workers: want}) {
+			t.Errorf("blocks of %d bytes: %+v, want %d workers", block, got, want)
+		}
+	}
+	if got := New(nil, Options{Workers: 3}).Default(1 << 20); got.Workers != 3 {
+		t.Errorf("of 3 workers %d", got.Workers)
+	}
+}
+
+func TestTheClassOfBlocks(t *testing.T) {
+	for _, c := range []struct {
+		bytes  uint64
+		blocks int
+		want   uint64
+	}{{0, 0, 0}, {1, 1, 1}, {100, 1, 128}, {128, 1, 128}, {129, 1, 256}, {300, 3, 128}, {10 * 3 << 20, 10, 4 << 20}} {
+		if got := SizeClass(c.bytes, c.blocks); got != c.want {
+			t.Errorf("%d bytes in %d blocks: %d, want %d", c.bytes, c.blocks, got, c.want)
 		}
 	}
 }

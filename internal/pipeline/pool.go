@@ -4,8 +4,8 @@
 // two staging blocks of its own. Memory is therefore bounded by the staging buffer. Blocks in host
 // memory and blocks on disk have queues of their own, so that both move at the same time.
 //
-// The fingerprint of what is stored is that of the bytes that arrived in host memory, which are those that
-// are saved. Either the kernel that copies them there computes it, or the driver copies and the CPU hashes.
+// The fingerprint of what is stored is that of the bytes that are saved: the kernel that copies them computes it
+// (batch.go has a second way for host memory), or where there is none the CPU, of what arrived.
 //
 // Threads: one operation at a time (the engine's operation lock sees to it). Workers never
 // touch the CUDA context of the actor's threads: they have their own, with capture mode relaxed.
@@ -67,7 +67,13 @@ type Work struct {
 }
 
 // Way is how work is done.
-type Way struct{ Workers int }
+type Way struct {
+	Workers int
+
+	// Snapshot: what is stored in memory of a backing goes by way of device memory of the workers' own,
+	// where there is room for that; see batch.go.
+	Snapshot bool
+}
 
 // Moved counts the bytes of the blocks that workers have copied, while they do.
 type Moved struct {
@@ -138,7 +144,7 @@ func (p *Pool) Run(d Direction, work Work, way Way) error {
 	q := &queues{of: [2]Moves{hostQueue: work.Host, diskQueue: work.Disk}, moved: work.Moved}
 	errs := make(chan error, workers)
 	for i, w := range p.workers[:workers] {
-		w.jobs <- job{direction: d, queues: q, own: ownQueue(i, workers), done: errs}
+		w.jobs <- job{direction: d, queues: q, own: ownQueue(i, workers), way: way, done: errs}
 	}
 	var first error
 	for range workers {
@@ -152,7 +158,7 @@ func (p *Pool) Run(d Direction, work Work, way Way) error {
 // start sees to it that there are n workers.
 func (p *Pool) start(n int) error {
 	for i := len(p.workers); i < n; i++ {
-		w := &worker{id: i, drv: p.drv, options: &p.options, jobs: make(chan job), streams: map[int]*[slots]device.Stream{}}
+		w := &worker{id: i, drv: p.drv, options: &p.options, jobs: make(chan job), streams: map[int]*[slots]device.Stream{}, snapshots: map[int]*snapshot{}}
 		w.use(p.staging)
 		started := make(chan error)
 		p.running.Add(1)
@@ -178,6 +184,7 @@ type job struct {
 	direction Direction
 	queues    *queues
 	own       int // the queue to begin with
+	way       Way
 	done      chan<- error
 }
 
@@ -203,6 +210,10 @@ func (w *worker) guard(j job) (err error) {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%w: %v", ErrPanic, r)
 			w.drain()
+		}
+		w.ahead = nil
+		if e := w.dropSnapshots(); err == nil && e != nil {
+			err = fmt.Errorf("give back a worker's device memory: %w", e)
 		}
 		if err != nil {
 			j.queues.stop.Store(true)

@@ -7,11 +7,12 @@ import (
 
 // Trial is what a way of moving achieved on a part of the blocks.
 type Trial struct {
-	Workers int     `json:"workers"`
-	GBPerS  float64 `json:"gb_per_s"` // 1e9 bytes a second
+	Workers  int     `json:"workers"`
+	Snapshot bool    `json:"snapshot,omitempty"`
+	GBPerS   float64 `json:"gb_per_s"` // 1e9 bytes a second
 }
 
-func (t Trial) way() Way { return Way{Workers: t.Workers} }
+func (t Trial) way() Way { return Way{Workers: t.Workers, Snapshot: t.Snapshot} }
 
 const (
 	// defaultWorkers is how many workers move what is too little to try anything out, in blocks of
@@ -52,13 +53,14 @@ func diskWays(most int) []Way {
 	return append(list, Way{Workers: most})
 }
 
-// hostWays are those for host memory: few workers keep a link busy.
-func hostWays(most int) []Way {
-	list := []Way{{Workers: min(4, most)}}
-	if most > 4 {
-		list = append(list, Way{Workers: min(8, most)})
+// hostWays are those for host memory: few workers keep a link busy, with large copies even fewer. The
+// fastest is not the same on every machine.
+func hostWays(d Direction, most int) []Way {
+	few, some, more := min(2, most), min(4, most), min(8, most)
+	if d == Load {
+		return []Way{{Workers: few}, {Workers: some}}
 	}
-	return list
+	return []Way{{Workers: some}, {Workers: more}, {Workers: few, Snapshot: true}, {Workers: some, Snapshot: true}}
 }
 
 // Probe is Run, and finds out which way is best for the disks or the memory at hand: successive parts of
@@ -69,7 +71,7 @@ func (p *Pool) Probe(d Direction, work Work, otherwise Way) (best Way, trials []
 	best = otherwise
 	queue, ways := &work.Disk, diskWays(p.options.Workers)
 	if work.Disk.Len == 0 {
-		queue, ways = &work.Host, hostWays(p.options.Workers)
+		queue, ways = &work.Host, hostWays(d, p.options.Workers)
 	}
 	sizes, all := trialSizes(ways, queue.Len)
 	if len(ways) < 2 || all > queue.Len/2 {
@@ -93,7 +95,7 @@ func (p *Pool) Probe(d Direction, work Work, otherwise Way) (best Way, trials []
 			return best, trials, err
 		}
 		rate := float64(length(part)) / 1e9 / max(time.Since(begun).Seconds(), 1e-9)
-		trials = append(trials, Trial{Workers: way.Workers, GBPerS: rate})
+		trials = append(trials, Trial{Workers: way.Workers, Snapshot: way.Snapshot, GBPerS: rate})
 	}
 	best = choose(trials)
 	*queue = queue.part(done, queue.Len)

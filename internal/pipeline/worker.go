@@ -7,6 +7,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/fingerprint"
+	"github.com/ebb-offload/ebb/internal/mem"
 	"github.com/ebb-offload/ebb/internal/staging"
 	"github.com/ebb-offload/ebb/internal/store"
 )
@@ -19,15 +20,17 @@ var ErrPanic = errors.New("internal error in a worker")
 const slots = 2
 
 type worker struct {
-	id      int
-	drv     device.Driver
-	options *Options
-	jobs    chan job
-	staging [slots]stage
-	lent    []lent               // see quarantine.go
-	hashers [slots]device.Hasher // nil until first needed
-	streams map[int]*[slots]device.Stream
-	current int // device whose context is current on the thread; meaningful when streams is not empty
+	id        int
+	drv       device.Driver
+	options   *Options
+	jobs      chan job
+	staging   [slots]stage
+	lent      []lent               // see quarantine.go
+	hashers   [slots]device.Hasher // nil until first needed
+	streams   map[int]*[slots]device.Stream
+	ahead     *Move             // taken from the queue, and left for the next batch
+	snapshots map[int]*snapshot // by device, of one operation; nil: cannot be had
+	current   int               // device whose context is current on the thread; meaningful when streams is not empty
 }
 
 // use gives the worker its blocks of the staging buffer.
@@ -40,17 +43,34 @@ func (w *worker) use(st *staging.Staging) {
 	}
 }
 
-// inflight is a block whose device work was begun in a slot.
+// inflight is a batch whose device work was begun in a slot: one block, or several in host memory
+// that devices copy to and from directly.
 type inflight struct {
-	move   *Move
+	blocks []block
 	slot   int
-	host   []byte // where the bytes are or come from: the slot's staging block, or the backing's memory
-	direct bool   // host is the backing's memory
 	stream device.Stream
 }
 
-func (b *inflight) failed(doing string, err error) error {
+// block is a move with its host memory.
+type block struct {
+	move   *Move
+	host   []byte // where the bytes are or come from: the slot's staging block, or the backing's memory
+	direct bool   // host is the backing's memory
+}
+
+func (b *block) failed(doing string, err error) error {
 	return fmt.Errorf("%s %d bytes at offset %d of %v: %w", doing, b.move.Length, b.move.Offset, b.move.Of, err)
+}
+
+func (b *block) address() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b.host)) }
+
+// next is the next move of a job.
+func (w *worker) next(j job) *Move {
+	if m := w.ahead; m != nil {
+		w.ahead = nil
+		return m
+	}
+	return j.queues.take(j.own)
 }
 
 // store copies blocks to the host and writes them: while one is written, the next is copied.
@@ -70,137 +90,171 @@ func (w *worker) store(j job) error {
 	return err
 }
 
-// beginCopyOut takes the next move that copies, and begins the copy in a slot; nil when there is none
+// beginCopyOut takes the next moves that copy, and begins the copy in a slot; nil when there is none
 // left. Moves without a copy are done on the way.
 func (w *worker) beginCopyOut(j job, slot int) (*inflight, error) {
-	m := j.queues.take(j.own)
-	for ; m != nil && m.Zero; m = j.queues.take(j.own) {
+	m := w.next(j)
+	for ; m != nil && m.Zero; m = w.next(j) {
 		m.Backing.Mark(m.Offset, store.Block{State: store.Zero, Sum: m.Sum, Known: true})
 	}
 	if m == nil {
 		return nil, nil
 	}
-	b, err := w.place(m, slot)
+	f, err := w.place(m, slot)
 	if err != nil {
 		return nil, err
 	}
-	if b.direct { // what is said about the block is not true from here on
-		m.Backing.Mark(m.Offset, store.Block{State: store.Absent})
+	first := &f.blocks[0]
+	snapshot := first.direct && m.Kernel && j.way.Snapshot && w.haveSnapshot(m.Device)
+	if snapshot {
+		if err := w.gather(j, f); err != nil {
+			return nil, err
+		}
 	}
-	if m.Kernel {
-		err = w.copyAndHash(b)
-	} else {
-		err = w.drv.CopyToHost(unsafe.Pointer(unsafe.SliceData(b.host)), m.Addr, m.Length, b.stream)
+	for i := range f.blocks {
+		if b := &f.blocks[i]; b.direct { // what is said about the block is not true from here on
+			b.move.Backing.Mark(b.move.Offset, store.Block{State: store.Absent})
+		}
+	}
+	switch {
+	case snapshot:
+		err = w.copyFromSnapshot(f)
+	case m.Kernel:
+		err = w.copyAndHash(f)
+	default:
+		err = w.drv.CopyToHost(first.address(), m.Addr, m.Length, f.stream)
 	}
 	if err != nil {
-		return nil, b.failed("copy to the host", err)
+		_ = w.drv.StreamSynchronize(f.stream) // what was submitted before the error
+		return nil, first.failed("copy to the host", err)
 	}
-	return b, nil
+	return f, nil
 }
 
 // copyAndHash has the kernel copy a block to the host and hash the bytes that it writes there.
-func (w *worker) copyAndHash(b *inflight) error {
-	h := w.hashers[b.slot]
-	if h == nil {
-		var err error
-		if h, err = w.drv.NewHasher(w.options.Key, fingerprint.Tiles(w.options.BlockBytes)); err != nil {
-			return err
-		}
-		w.hashers[b.slot] = h
-	}
-	to, err := w.drv.HostDevicePointer(unsafe.Pointer(unsafe.SliceData(b.host)))
+func (w *worker) copyAndHash(f *inflight) error {
+	b := &f.blocks[0]
+	to, err := w.drv.HostDevicePointer(b.address())
 	if err != nil {
 		return err
 	}
-	_, err = h.Launch([]device.Span{{Addr: b.move.Addr, To: to, Bytes: b.move.Length}}, b.stream)
+	return w.launch(f, []device.Span{{Addr: b.move.Addr, To: to, Bytes: b.move.Length}})
+}
+
+// launch hashes the blocks of a batch.
+func (w *worker) launch(f *inflight, spans []device.Span) (err error) {
+	h := w.hashers[f.slot]
+	if h == nil {
+		if h, err = w.drv.NewHasher(w.options.Key, max(batchTiles, fingerprint.Tiles(w.options.BlockBytes))); err != nil {
+			return err
+		}
+		w.hashers[f.slot] = h
+	}
+	n, err := h.Launch(spans, f.stream)
+	if err == nil && n < len(spans) { // gather sees to it that they fit
+		err = fmt.Errorf("%w: %d of %d blocks of a batch were hashed", ErrPanic, n, len(spans))
+	}
 	return err
 }
 
-func (w *worker) finishCopyOut(j job, b *inflight) error {
-	if err := w.drv.StreamSynchronize(b.stream); err != nil {
-		return b.failed("copy to the host", err)
+func (w *worker) finishCopyOut(j job, f *inflight) error {
+	if err := w.drv.StreamSynchronize(f.stream); err != nil {
+		return f.blocks[0].failed("copy to the host", err)
 	}
-	entry := store.Block{State: store.Stored, Known: true}
-	if b.move.Kernel {
-		entry.Sum, _ = w.hashers[b.slot].Sum(0)
-	} else {
-		entry.Sum, _ = w.drv.HostFingerprint(w.options.Key, b.host)
+	for i := range f.blocks {
+		b := &f.blocks[i]
+		m := b.move
+		entry := store.Block{State: store.Stored, Known: true}
+		if m.Kernel {
+			entry.Sum, _ = w.hashers[f.slot].Sum(i)
+		} else {
+			entry.Sum, _ = w.drv.HostFingerprint(w.options.Key, b.host)
+		}
+		if b.direct {
+			m.Backing.Mark(m.Offset, entry)
+		} else if err := m.Backing.WriteBlock(m.Offset, b.host, entry); err != nil {
+			w.quarantine(f.slot, err)
+			return b.failed("save", err)
+		}
+		j.queues.done(m)
 	}
-	if b.direct {
-		b.move.Backing.Mark(b.move.Offset, entry)
-		j.queues.done(b.move)
-		return nil
-	}
-	if err := b.move.Backing.WriteBlock(b.move.Offset, b.host, entry); err != nil {
-		w.quarantine(b.slot, err)
-		return b.failed("save", err)
-	}
-	j.queues.done(b.move)
 	return nil
 }
 
 // load reads blocks and copies them to the device: while one is copied, the next is read.
 func (w *worker) load(j job) error {
-	var busy [slots]*inflight // blocks whose device work was begun and not waited for
+	var busy [slots]*inflight // batches whose device work was begun and not waited for
 	var err error
 	for slot := 0; err == nil; slot = (slot + 1) % slots {
-		if b := busy[slot]; b != nil { // its staging block is needed again
+		if f := busy[slot]; f != nil { // its staging block is needed again
 			busy[slot] = nil
-			if err = w.waitCopyIn(j, b); err != nil {
+			if err = w.waitCopyIn(j, f); err != nil {
 				break
 			}
 		}
-		m := j.queues.take(j.own)
+		m := w.next(j)
 		if m == nil {
 			break
 		}
-		busy[slot], err = w.beginCopyIn(m, slot)
+		busy[slot], err = w.beginCopyIn(j, m, slot)
 	}
-	for _, b := range busy {
-		if b == nil {
+	for _, f := range busy {
+		if f == nil {
 			continue
 		}
-		if e := w.waitCopyIn(j, b); err == nil {
+		if e := w.waitCopyIn(j, f); err == nil {
 			err = e
 		}
 	}
 	return err
 }
 
-// beginCopyIn reads a block into a slot and begins its copy to the device.
-func (w *worker) beginCopyIn(m *Move, slot int) (*inflight, error) {
-	b, err := w.place(m, slot)
+// beginCopyIn reads a block into a slot and begins its copy to the device. Of blocks in host memory it
+// takes as many as are copied at a time.
+func (w *worker) beginCopyIn(j job, m *Move, slot int) (*inflight, error) {
+	f, err := w.place(m, slot)
 	if err != nil {
 		return nil, err
 	}
+	first := &f.blocks[0]
 	if m.Zero {
 		if err := m.reach(); err != nil {
 			return nil, err
 		}
-		if err := w.drv.MemsetZero(m.Addr, m.Length, b.stream); err != nil {
-			return nil, b.failed("set to zero", err)
+		if err := w.drv.MemsetZero(m.Addr, m.Length, f.stream); err != nil {
+			return nil, first.failed("set to zero", err)
 		}
-		return b, nil
+		return f, nil
 	}
-	if err := w.read(b); err != nil {
-		return nil, err
+	if first.direct && m.Kernel {
+		if err := w.gather(j, f); err != nil {
+			return nil, err
+		}
 	}
-	if err := m.reach(); err != nil {
-		return nil, err
+	for i := range f.blocks {
+		if err := w.read(&f.blocks[i], slot); err != nil {
+			return nil, err
+		}
+		if err := f.blocks[i].move.reach(); err != nil {
+			return nil, err
+		}
 	}
-	if err := w.drv.CopyToDevice(m.Addr, unsafe.Pointer(unsafe.SliceData(b.host)), m.Length, b.stream); err != nil {
-		return nil, b.failed("copy to the device", err)
+	for _, c := range f.copies(func(i int) mem.Addr { return f.blocks[i].move.Addr }) {
+		if err := w.drv.CopyToDevice(c.at, c.host, c.bytes, f.stream); err != nil {
+			_ = w.drv.StreamSynchronize(f.stream) // what was submitted before
+			return nil, first.failed("copy to the device", err)
+		}
 	}
-	return b, nil
+	return f, nil
 }
 
 // read gets the bytes of a block into host memory. Where no kernel will check them on the device, the CPU
 // does so here. A block whose bytes or fingerprint are not known to be there is refused.
-func (w *worker) read(b *inflight) error {
+func (w *worker) read(b *block, slot int) error {
 	m := b.move
 	if !b.direct {
 		if err := m.Backing.ReadBlock(m.Offset, b.host); err != nil {
-			w.quarantine(b.slot, err)
+			w.quarantine(slot, err)
 			return b.failed("restore", err)
 		}
 	}
@@ -225,12 +279,14 @@ func (m *Move) reach() (err error) {
 	return err
 }
 
-func (w *worker) waitCopyIn(j job, b *inflight) error {
-	if err := w.drv.StreamSynchronize(b.stream); err != nil {
-		return b.failed("copy to the device", err)
+func (w *worker) waitCopyIn(j job, f *inflight) error {
+	if err := w.drv.StreamSynchronize(f.stream); err != nil {
+		return f.blocks[0].failed("copy to the device", err)
 	}
-	if !b.move.Zero {
-		j.queues.done(b.move)
+	for _, b := range f.blocks {
+		if !b.move.Zero {
+			j.queues.done(b.move)
+		}
 	}
 	return nil
 }
@@ -241,20 +297,19 @@ func (w *worker) place(m *Move, slot int) (*inflight, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &inflight{move: m, slot: slot, stream: streams[slot]}
-	if m.Zero {
-		return b, nil
-	}
-	if b.host, err = m.Backing.Memory(m.Offset); err != nil {
-		return nil, b.failed("find host memory for", err)
-	}
-	if b.direct = b.host != nil; !b.direct {
-		if b.host, err = w.memory(slot); err != nil {
-			return nil, b.failed("find staging memory for", err)
+	b := block{move: m}
+	if !m.Zero {
+		if b.host, err = m.Backing.Memory(m.Offset); err != nil {
+			return nil, b.failed("find host memory for", err)
 		}
-		b.host = b.host[:m.Length]
+		if b.direct = b.host != nil; !b.direct {
+			if b.host, err = w.memory(slot); err != nil {
+				return nil, b.failed("find staging memory for", err)
+			}
+			b.host = b.host[:m.Length]
+		}
 	}
-	return b, nil
+	return &inflight{blocks: []block{b}, slot: slot, stream: streams[slot]}, nil
 }
 
 // useDevice makes the device's primary context current and returns the worker's streams on it.

@@ -44,8 +44,6 @@ type Backing interface {
 	// that is), and all is on the device when it returns. When that cannot be had, all blocks
 	// are absent.
 	Commit() error
-	// Invalidate forgets all blocks and keeps the room.
-	Invalidate()
 	// Pointer is the address of byte off in host memory, whether or not devices can copy to
 	// it; ErrNoMemory when not all of the backing lies there now, ErrAbsent while a block is
 	// absent. What dead blocks show is undefined. Valid until Release.
@@ -316,9 +314,6 @@ func (b *backing) files() (list []*diskFile, err error) {
 	}
 	return list, nil
 }
-
-// Invalidate implements Backing.
-func (b *backing) Invalidate() { b.blocks.forget() }
 
 // Pointer implements Backing.
 func (b *backing) Pointer(off uint64) (unsafe.Pointer, error) {

@@ -38,7 +38,7 @@ func Run(t *testing.T, m Maker) {
 	t.Run("blocks in parallel", m.parallel)
 	t.Run("backings in parallel", m.several)
 	t.Run("overwriting in place", m.overwrite)
-	t.Run("invalidate", m.invalidate)
+	t.Run("marked absent", m.markedAbsent)
 	t.Run("commit needs every block", m.commit)
 	t.Run("wrong block calls are refused", m.misuse)
 	t.Run("release", m.release)
@@ -283,15 +283,23 @@ func (m Maker) overwrite(t *testing.T) {
 	}
 }
 
-func (m Maker) invalidate(t *testing.T) {
+// forget marks all blocks absent.
+func forget(b store.Backing, size uint64) {
+	for _, k := range Blocks(size) {
+		b.Mark(k.Off, store.Block{})
+	}
+}
+
+// markedAbsent checks that blocks marked absent are not read, and keep their room.
+func (m Maker) markedAbsent(t *testing.T) {
 	const size = 2 * Block
 	s, b := m.open(t, size)
 	Write(t, b, size, 1)
 	before := room(s)
-	b.Invalidate()
+	forget(b, size)
 	for _, k := range Blocks(size) {
 		if err := b.ReadBlock(k.Off, Buffer(t, Block)); !errors.Is(err, store.ErrAbsent) {
-			t.Errorf("block at %d after Invalidate: %v, want ErrAbsent", k.Off, err)
+			t.Errorf("block at %d, which is absent: %v, want ErrAbsent", k.Off, err)
 		}
 	}
 	if room(s) != before {
@@ -474,7 +482,7 @@ func (m Maker) memory(t *testing.T) {
 			t.Error("the memory of a block marked zero is not zero")
 		}
 	}
-	b.Invalidate()
+	forget(b, size)
 	for _, k := range Blocks(size) {
 		b.Mark(k.Off, store.Block{State: store.Stored})
 		if state := b.Block(k.Off).State; File(b, k.Off) != "" && state != store.Absent {
@@ -509,9 +517,9 @@ func (m Maker) known(t *testing.T) {
 	if got := b.Block(0); got.Known {
 		t.Errorf("the fingerprint of overwritten bytes is kept: %+v", got)
 	}
-	b.Invalidate()
+	b.Mark(0, store.Block{})
 	if got := b.Block(0); got != (store.Block{}) {
-		t.Errorf("after Invalidate: %+v", got)
+		t.Errorf("marked absent, kept as %+v", got)
 	}
 }
 
@@ -636,9 +644,9 @@ func (m Maker) model(t *testing.T) {
 					}
 				}
 			},
-			"invalidate": func(rt *rapid.T) {
+			"forget": func(rt *rapid.T) {
 				b := pick(rt)
-				b.Invalidate()
+				forget(b, b.size)
 				clear(b.blocks)
 			},
 			"commit": func(rt *rapid.T) {

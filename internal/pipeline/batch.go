@@ -1,0 +1,177 @@
+package pipeline
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/fingerprint"
+	"github.com/ebb-offload/ebb/internal/mem"
+)
+
+// Blocks in host memory that devices copy to directly need no staging, so that several can be under
+// way in a slot. The device's copy engine moves a few large pieces faster than many small ones.
+//
+// A kernel that copies to host memory is slower than the copy engine, which cannot hash. To have both, the
+// kernel copies a batch to device memory of the worker's own, its snapshot, and hashes what it writes;
+// the copy engine takes the snapshot to the host. Nobody else knows the snapshot's address, so
+// the fingerprint is that of the bytes that arrive: that of one moment of each, whatever is written to
+// the actor's memory meanwhile.
+
+const (
+	// batchBytes is how much is copied at a time.
+	batchBytes = 16 << 20
+	// batchTiles bounds the blocks of a batch by what one launch has room for.
+	batchTiles = batchBytes/fingerprint.TileBytes + 64
+	// snapshotAlign is what blocks in a snapshot are aligned to. Kernels need 16.
+	snapshotAlign = 256
+)
+
+// gather adds to a batch of one block those that come next, while they are for the same device and in host
+// memory.
+func (w *worker) gather(j job, f *inflight) error {
+	first := f.blocks[0].move
+	bytes, tiles := batchSize(first.Length), fingerprint.Tiles(first.Length)
+	for {
+		m := w.next(j)
+		if m == nil {
+			return nil
+		}
+		bytes += batchSize(m.Length)
+		tiles += fingerprint.Tiles(m.Length)
+		if m.Zero || !m.Kernel || m.Device != first.Device || bytes > batchBytes || tiles > batchTiles || !m.Backing.Direct(m.Offset) {
+			w.ahead = m
+			return nil
+		}
+		b := block{move: m, direct: true}
+		var err error
+		if b.host, err = m.Backing.Memory(m.Offset); err == nil && b.host == nil {
+			err = fmt.Errorf("%w: it is gone", ErrPanic)
+		}
+		if err != nil {
+			return b.failed("find host memory for", err)
+		}
+		f.blocks = append(f.blocks, b)
+	}
+}
+
+// batchSize is what a block takes of a snapshot.
+func batchSize(n uint64) uint64 { return (n + snapshotAlign - 1) &^ (snapshotAlign - 1) }
+
+// transfer is one copy of the copy engine's.
+type transfer struct {
+	at    mem.Addr // on the device
+	host  unsafe.Pointer
+	bytes uint64
+}
+
+// copies joins the blocks of a batch to as few copies as possible: neighbours on both sides, in host memory
+// that is registered as one, which is what the capacity of a backing's memory tells.
+func (f *inflight) copies(addr func(i int) mem.Addr) (list []transfer) {
+	room := uint64(0) // behind the last copy, of host memory that it may reach into
+	for i := range f.blocks {
+		b := &f.blocks[i]
+		at, n := addr(i), b.move.Length
+		if len(list) > 0 {
+			c := &list[len(list)-1]
+			if c.at+mem.Addr(c.bytes) == at && unsafe.Add(c.host, c.bytes) == b.address() && n <= room {
+				c.bytes, room = c.bytes+n, room-n
+				continue
+			}
+		}
+		list = append(list, transfer{at, b.address(), n})
+		room = uint64(cap(b.host)) - n
+	}
+	return list
+}
+
+// snapshot is memory of one device, a batch for each slot of a worker. It is there for the length of an
+// operation at most: what a pause frees, it must not keep.
+type snapshot struct {
+	handle mem.Handle
+	addr   mem.Addr
+	bytes  uint64
+	mapped bool
+}
+
+// haveSnapshot makes the worker's snapshot on the device, whose context is current, or says that it cannot
+// be had: then the kernel does without, until the operation ends.
+func (w *worker) haveSnapshot(dev int) bool {
+	s, tried := w.snapshots[dev]
+	if !tried {
+		s = &snapshot{}
+		if w.makeSnapshot(dev, s) != nil {
+			_ = w.dropSnapshot(s)
+			s = nil
+		}
+		w.snapshots[dev] = s
+	}
+	return s != nil
+}
+
+func (w *worker) makeSnapshot(dev int, s *snapshot) error {
+	props := mem.DeviceProps(dev, false)
+	unit, err := w.drv.Granularity(props)
+	if err != nil {
+		return err
+	}
+	s.bytes = (slots*batchBytes + unit - 1) / unit * unit
+	if s.handle, err = w.drv.MemCreate(s.bytes, props); err != nil {
+		return err
+	}
+	if s.addr, err = w.drv.AddressReserve(s.bytes, 0); err != nil {
+		return err
+	}
+	if err = w.drv.MemMap(s.addr, s.bytes, 0, s.handle); err != nil {
+		return err
+	}
+	s.mapped = true
+	return w.drv.MemSetAccess(s.addr, s.bytes, []mem.Access{mem.ReadWrite(dev)})
+}
+
+// dropSnapshot gives a snapshot back. No copy may be under way.
+func (w *worker) dropSnapshot(s *snapshot) error {
+	var errs []error
+	if s.mapped {
+		errs = append(errs, w.drv.MemUnmap(s.addr, s.bytes))
+	}
+	if s.handle != 0 {
+		errs = append(errs, w.drv.MemRelease(s.handle))
+	}
+	if s.addr != 0 {
+		errs = append(errs, w.drv.AddressFree(s.addr, s.bytes))
+	}
+	return errors.Join(errs...)
+}
+
+// dropSnapshots gives all of them back at the end of an operation.
+func (w *worker) dropSnapshots() error {
+	var errs []error
+	for dev, s := range w.snapshots {
+		if s != nil {
+			errs = append(errs, w.dropSnapshot(s))
+		}
+		delete(w.snapshots, dev)
+	}
+	return errors.Join(errs...)
+}
+
+// copyFromSnapshot copies a batch to the host by way of the snapshot, and hashes it.
+func (w *worker) copyFromSnapshot(f *inflight) error {
+	spans := make([]device.Span, len(f.blocks))
+	to := w.snapshots[f.blocks[0].move.Device].addr + mem.Addr(f.slot*batchBytes)
+	for i, b := range f.blocks {
+		spans[i] = device.Span{Addr: b.move.Addr, To: to, Bytes: b.move.Length}
+		to += mem.Addr(batchSize(b.move.Length))
+	}
+	if err := w.launch(f, spans); err != nil {
+		return err
+	}
+	for _, c := range f.copies(func(i int) mem.Addr { return spans[i].To }) {
+		if err := w.drv.CopyToHost(c.host, c.at, c.bytes, f.stream); err != nil {
+			return err
+		}
+	}
+	return nil
+}
