@@ -165,6 +165,8 @@ static void send_signal(int signal)
 {
 	if (signal == SIGTERM)
 		kill(getpid(), signal);
+	else if (signal == SIGSTOP)
+		sg_node_stop();
 	else
 		raise(signal);
 }

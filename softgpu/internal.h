@@ -90,6 +90,7 @@ CUresult sg_node_join(void); /* with sg_config; explains a refusal on stderr */
 CUresult sg_node_take(int device, uint64_t bytes);
 void sg_node_give(int device, uint64_t bytes);
 CUresult sg_node_info(int device, uint64_t *free_bytes, uint64_t *total);
+void sg_node_stop(void); /* stops this process */
 void sg_node_context(int device, int change); /* how many contexts more or less this process has there */
 /* Devices, memory and processes of the view. Where this process has not joined the node, none of its threads may join meanwhile. */
 CUresult sg_node_view(bool joined, int device, struct softgpu_view *view);

@@ -17,6 +17,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -257,6 +258,14 @@ CUresult sg_node_join(void)
 	table = NULL;
 	close_file();
 	return r;
+}
+
+void sg_node_stop(void)
+{
+	/* No thread of this process may have the node then: all other processes would stop with this one. */
+	pthread_mutex_lock(&threads);
+	raise(SIGSTOP);
+	pthread_mutex_unlock(&threads);
 }
 
 CUresult sg_node_take(int device, uint64_t bytes)

@@ -25,7 +25,7 @@ import (
 // one of them lives from the beginning to the end, and what it takes of its host must not grow. After
 // each run nothing of it may be left.
 func TestSoak(t *testing.T) {
-	length := 3 * time.Second
+	length := 2 * time.Second
 	if long() {
 		length = 55 * time.Second
 	}
@@ -123,7 +123,7 @@ func (s *soak) start(rng *rand.Rand, ranks, rounds int) (cmd *exec.Cmd, out *str
 	s.jobs++
 	job = fmt.Sprint("soak-", s.jobs)
 	s.mu.Unlock()
-	reports = filepath.Join(work, job+"-reports")
+	reports = filepath.Join(work, s.node.name+"-"+job)
 	if err := os.Mkdir(reports, 0o700); err != nil {
 		s.t.Error(err)
 	}
@@ -250,10 +250,14 @@ func (s *soak) steady(rng *rand.Rand) {
 		}
 		return [2]int{len(threads), len(fds)}
 	}
+	half, begun := s.begin.Add(time.Until(s.end)/2), func() bool {
+		list, err := os.ReadDir(reports)
+		return err == nil && len(list) > 0
+	}
 	var first [2]int
-	for half := s.begin.Add(time.Until(s.end) / 2); time.Now().Before(s.end) && !s.t.Failed() && len(ended) == 0; {
+	for (time.Now().Before(s.end) || !begun()) && !s.t.Failed() && len(ended) == 0 {
 		time.Sleep(10 * time.Millisecond)
-		if first[0] == 0 && time.Now().After(half) {
+		if first[0] == 0 && time.Now().After(half) && begun() {
 			first = takes()
 		}
 	}
