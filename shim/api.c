@@ -51,7 +51,8 @@ static int nothing_to_pause(const char *const *tags, size_t ntags)
 	return fail(EBB_ERR_UNMANAGED,
 		    "no memory is managed, so none would be freed, but the process holds %lld device allocation%s "
 		    "made outside a region: allocate in a region (tms_set_interesting_region, ebb.region) or start "
-		    "the process with TMS_INIT_ENABLE=1",
+		    "the process with TMS_INIT_ENABLE=1, with TMS_INIT_ENABLE_CPU_BACKUP=1 or "
+		    "TMS_INIT_ENABLE_DISK_BACKUP=1 (without one a pause keeps no content)",
 		    others, others == 1 ? "" : "s");
 }
 

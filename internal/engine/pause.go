@@ -81,7 +81,8 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 // the process holds device memory all the same, since the caller counts on it to be freed.
 // What the hooks saw is in s; NVML tells of the rest, where it tells.
 func (e *Engine) refuseUnmanaged(s Settings) error {
-	const remedy = "make it inside a region, or set TMS_INIT_ENABLE=1 to manage all that the process makes"
+	const remedy = "make it inside a region, or set TMS_INIT_ENABLE=1 to manage all that the process makes, " +
+		"with TMS_INIT_ENABLE_CPU_BACKUP=1 or TMS_INIT_ENABLE_DISK_BACKUP=1 (without one a pause keeps no content)"
 	if s.Unmanaged > 0 {
 		of := e.leftBehind(nil, s.Classes)
 		if of != "" {

@@ -198,7 +198,8 @@ func TestAPauseOfEverythingNamesWhatPassedTheHooks(t *testing.T) {
 	r.set.Unmanaged = 3
 	r.set.Classes = []Class{{"nccl", 5 << 20, 3}}
 	_, err := r.Pause(nil, r.set)
-	if !errors.Is(err, ErrUnmanaged) || !strings.Contains(err.Error(), "3 allocations") || !strings.Contains(err.Error(), "nccl") {
+	if !errors.Is(err, ErrUnmanaged) || !strings.Contains(err.Error(), "3 allocations") || !strings.Contains(err.Error(), "nccl") ||
+		!strings.Contains(err.Error(), "TMS_INIT_ENABLE_CPU_BACKUP=1 or TMS_INIT_ENABLE_DISK_BACKUP=1") {
 		t.Fatalf("%v", err)
 	}
 }
