@@ -217,7 +217,10 @@ int tms_pause(const char *tag);
 int tms_resume(const char *tag);
 
 /* Host copy of managed memory with CPU backup: valid while paused, and after resume while
- * backups are retained. Null otherwise, with the reason in ebb_last_error; for memory that is not
+ * backups are retained. It must not be written to while the memory is paused: a resume finds such bytes
+ * (EBB_ERR_CORRUPT) or, where the memory was all zero, passes them over. What is written to a retained
+ * copy at other times is overwritten by the next pause, which from the first such pointer on copies all
+ * of the allocation. Null otherwise, with the reason in ebb_last_error; for memory that is not
  * managed also with one line on stderr. */
 uint8_t *tms_get_cpu_backup_pointer(const uint8_t *gpu_ptr, uint64_t size);
 

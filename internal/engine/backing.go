@@ -22,6 +22,10 @@ type backings struct {
 
 	mu   sync.Mutex
 	byID map[uint64]store.Backing // by allocation ID
+
+	// exposed are the allocations whose host memory the program was shown, and may write to as long as
+	// the backing lives: what an entry says of it is true only while the allocation is paused.
+	exposed map[uint64]bool // nil: none yet
 }
 
 // open returns the allocation's backing with its room taken, and whether it was made now. What it
@@ -92,11 +96,38 @@ func (b *backings) find(a *alloc.Allocation) store.Backing {
 	return b.byID[a.ID]
 }
 
+// expose notes that the program knows the allocation's host memory, and returns its backing; nil when
+// there is none.
+func (b *backings) expose(a *alloc.Allocation) store.Backing {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	backing := b.byID[a.ID]
+	if backing != nil {
+		if b.exposed == nil {
+			b.exposed = map[uint64]bool{}
+		}
+		b.exposed[a.ID] = true
+	}
+	return backing
+}
+
+// distrust makes nothing known of the blocks of a backing that the program may have written to since it
+// was last the copy of paused memory.
+func (b *backings) distrust(a *alloc.Allocation, backing store.Backing, block uint64) {
+	b.mu.Lock()
+	exposed := b.exposed[a.ID]
+	b.mu.Unlock()
+	for off := uint64(0); exposed && off < a.Size; off += block {
+		backing.Mark(off, store.Block{})
+	}
+}
+
 // release gives up the allocation's backing, if it has one.
 func (b *backings) release(a *alloc.Allocation) error {
 	b.mu.Lock()
 	backing := b.byID[a.ID]
 	delete(b.byID, a.ID)
+	delete(b.exposed, a.ID)
 	b.mu.Unlock()
 	if backing == nil {
 		return nil
@@ -109,7 +140,9 @@ func (b *backings) release(a *alloc.Allocation) error {
 }
 
 // BackupPointer returns the host copy of [addr, addr+size) of memory with CPU backup: while it
-// is paused, and afterwards while backups are retained.
+// is paused, and afterwards while backups are retained. The caller must not write to it while the memory
+// is paused. What it writes at other times is overwritten by the next pause, which takes nothing in the
+// copy for granted.
 func (e *Engine) BackupPointer(addr mem.Addr, size uint64) (unsafe.Pointer, error) {
 	a, _, err := e.table.Hold(addr, size) // a free waits
 	if err != nil && e.table.MappingAt(addr) != nil {
@@ -122,7 +155,7 @@ func (e *Engine) BackupPointer(addr mem.Addr, size uint64) (unsafe.Pointer, erro
 	if a.Backup != alloc.BackupCPU {
 		return nil, fmt.Errorf("%w: %v has backup %v, not cpu", ErrState, a, a.Backup)
 	}
-	backing := e.backings.find(a)
+	backing := e.backings.expose(a)
 	if backing == nil {
 		return nil, fmt.Errorf("%w: %v has no backup now: it is not paused, and none was retained", ErrState, a)
 	}

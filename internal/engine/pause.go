@@ -118,6 +118,9 @@ func (e *Engine) save(set []*alloc.Allocation, s Settings, p *watch) (t *transfe
 			err = e.giveUp(err, fresh, set)
 		}
 	}()
+	for i, a := range set {
+		e.backings.distrust(a, held[i], e.block)
+	}
 	p.done(&p.Room)
 	t = e.newTransfer(set, held, p)
 	t.fresh = len(fresh) > 0
