@@ -190,6 +190,7 @@ static bool find_functions(void *library, const char *path)
 		{"ebb_engine_vmm_properties", (void **)&engine.vmm_properties},
 		{"ebb_engine_vmm_real", (void **)&engine.vmm_real},
 		{"ebb_engine_peer_access", (void **)&engine.peer_access},
+		{"ebb_engine_context_reset", (void **)&engine.context_reset},
 		{"ebb_engine_shutdown", (void **)&engine.shutdown},
 	};
 

@@ -1,15 +1,29 @@
 /*
- * reset.c: resets of devices. What the driver had made in a device's primary context is gone then;
- * what is known of it has to go too.
+ * reset.c: resets of devices. What the driver had made in a device's primary context is gone then, and
+ * what is known of it has to go too. The engine keeps away from the device meanwhile.
  */
 #include "doors.h"
 
-/* After the reset: before it, another thread could have it all made again for nothing. */
-static void was_reset(int device)
+/* Whether the engine was told, and is to be told how it ended. */
+static bool begins(int device)
 {
-	contexts_were_reset();
-	captures_were_reset(device);
-	unmanaged_were_reset(device);
+	if (engine_state() != ENGINE_READY || this_thread()->inside > 0)
+		return false;
+	engine_enter();
+	return engine_leave(engine.context_reset(device, EBB_RESET_BEGINS)) == EBB_OK;
+}
+
+static void ends(int device, bool told, bool done)
+{
+	if (done) {
+		contexts_were_reset();
+		captures_were_reset(device);
+		unmanaged_were_reset(device);
+	}
+	if (!told)
+		return;
+	engine_enter();
+	engine_leave(engine.context_reset(device, done ? EBB_RESET_DONE : EBB_RESET_FAILED));
 }
 
 typedef CUresult cuDevicePrimaryCtxReset_fn(CUdevice device);
@@ -17,11 +31,12 @@ typedef cuDevicePrimaryCtxReset_fn cuDevicePrimaryCtxReset_v2_fn;
 
 static CUresult cuDevicePrimaryCtxReset_hook(cuDevicePrimaryCtxReset_fn *real, const void *caller, CUdevice device)
 {
-	CUresult result = real(device);
-
 	(void)caller;
-	if (result == CUDA_SUCCESS && this_thread()->passing == 0)
-		was_reset(device);
+	if (this_thread()->passing > 0)
+		return real(device);
+	bool told = begins(device);
+	CUresult result = real(device);
+	ends(device, told, result == CUDA_SUCCESS);
 	return result;
 }
 #define cuDevicePrimaryCtxReset_v2_hook cuDevicePrimaryCtxReset_hook
@@ -36,11 +51,12 @@ EXPORT cudaError_t cudaDeviceReset(void)
 
 	if (real->cudaDeviceReset == NULL)
 		return real_missing("cudaDeviceReset");
-	bool known = real->cudaGetDevice != NULL && real->cudaGetDevice(&device) == cudaSuccess;
+	if (real->cudaGetDevice == NULL || real->cudaGetDevice(&device) != cudaSuccess)
+		return real->cudaDeviceReset(); /* the driver's hook below it deals with it */
+	bool told = begins(device);
 	pass_begin();
 	cudaError_t error = real->cudaDeviceReset();
 	pass_end();
-	if (error == cudaSuccess && known)
-		was_reset(device);
+	ends(device, told, error == cudaSuccess);
 	return error;
 }

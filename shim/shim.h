@@ -171,6 +171,7 @@ struct engine {
 	ebb_engine_vmm_properties_fn vmm_properties;
 	ebb_engine_vmm_real_fn vmm_real;
 	ebb_engine_peer_access_fn peer_access;
+	ebb_engine_context_reset_fn context_reset;
 	ebb_engine_shutdown_fn shutdown;
 };
 

@@ -286,6 +286,11 @@ int ebb_engine_peer_access(int device, int peer, int on)
 	return ebbGoPeerAccess(device, peer, on);
 }
 
+int ebb_engine_context_reset(int device, int step)
+{
+	return ebbGoContextReset(device, step);
+}
+
 /* ---- the contract ---------------------------------------------------------------------- */
 
 #define AS_DECLARED(name)                                                                         \
@@ -317,3 +322,4 @@ AS_DECLARED(vmm_export);
 AS_DECLARED(vmm_properties);
 AS_DECLARED(vmm_real);
 AS_DECLARED(peer_access);
+AS_DECLARED(context_reset);

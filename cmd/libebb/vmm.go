@@ -160,6 +160,20 @@ func ebbGoPeerAccess(device, peer, on C.int) C.int {
 	return withEngine("peer access", func(e *engine.Engine) error { return e.PeerAccess(int(device), int(peer), on != 0) })
 }
 
+//export ebbGoContextReset
+func ebbGoContextReset(device, step C.int) C.int {
+	return withEngine("reset of a device", func(e *engine.Engine) error {
+		switch step {
+		case C.EBB_RESET_BEGINS:
+			e.BeginReset()
+			return nil
+		case C.EBB_RESET_DONE, C.EBB_RESET_FAILED:
+			return e.EndReset(int(device), step == C.EBB_RESET_DONE)
+		}
+		return invalid("a step of a reset is %d, %d or %d, not %d", C.EBB_RESET_BEGINS, C.EBB_RESET_DONE, C.EBB_RESET_FAILED, step)
+	})
+}
+
 func propsOf(p *C.CUmemAllocationProp) mem.Props {
 	return mem.Props{
 		Type: int32(p._type), HandleTypes: int32(p.requestedHandleTypes),

@@ -98,6 +98,13 @@ type Driver interface {
 	HostFree(p unsafe.Pointer) error
 	HostDevicePointer(p unsafe.Pointer) (mem.Addr, error)
 
+	// ContextReset says that the device's primary context was reset: all that the driver had made in it
+	// is gone, and nothing of it is used now. Its streams are the caller's to forget. It is retained
+	// again when it is next asked for, a Hasher gets new memory at its next launch, and registered pages
+	// are pinned again by Repin, in the current context.
+	ContextReset(device int)
+	Repin() error
+
 	// LoadFingerprint loads the fingerprint kernel into the current context, which keeps it. An
 	// error says that the driver refuses it: then there are no Hashers there, and
 	// HostFingerprint is what is left. A Hasher's Launch loads it too.
@@ -176,6 +183,8 @@ const (
 	CodeNotFound       Code = 500
 	CodeNotSupported   Code = 801
 	CodeUnknown        Code = 999
+
+	CodeAlreadyRegistered Code = 712 // CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
 
 	// The range of the stream capture errors.
 	CodeCaptureFirst Code = 900

@@ -17,7 +17,6 @@ import (
 type deviceState struct {
 	granularity uint64
 	props       mem.Props
-	primary     device.Context
 	warmed      atomic.Bool // see warmUp
 }
 
@@ -36,7 +35,7 @@ func (e *Engine) deviceState(dev int) (*deviceState, error) {
 	if d.granularity, err = e.drv.Granularity(d.props); err != nil {
 		return nil, err
 	}
-	if d.primary, err = e.drv.PrimaryContext(dev); err != nil {
+	if _, err = e.drv.PrimaryContext(dev); err != nil {
 		return nil, err
 	}
 	e.devices[dev] = d
@@ -83,12 +82,20 @@ func restoreError(err error) error {
 	return fmt.Errorf("%w: put back the calling thread's CUDA context: %s", ErrState, err.Error())
 }
 
+// primary is the device's primary context, from now on known to the engine. It changes with a reset.
+func (e *Engine) primary(dev int) (device.Context, error) {
+	if _, err := e.deviceState(dev); err != nil {
+		return 0, err
+	}
+	return e.drv.PrimaryContext(dev)
+}
+
 func (e *Engine) withDevice(dev int, fn func() error) error {
-	d, err := e.deviceState(dev)
+	ctx, err := e.primary(dev)
 	if err != nil {
 		return err
 	}
-	return e.withContext(d.primary, fn)
+	return e.withContext(ctx, fn)
 }
 
 // take is withDevice for a call that takes something. Where it did, but the thread's context could
@@ -132,11 +139,11 @@ func (e *Engine) freeMemory(dev int) (free uint64, err error) {
 // synchronize waits for all work of the device's primary context. Its error is the actor's
 // earlier fault, not ebb's.
 func (e *Engine) synchronize(dev int) error {
-	d, err := e.deviceState(dev)
+	ctx, err := e.primary(dev)
 	if err != nil {
 		return err
 	}
-	return e.synchronizeContext(d.primary, fmt.Sprintf("device %d", dev))
+	return e.synchronizeContext(ctx, fmt.Sprintf("device %d", dev))
 }
 
 // synchronizeAll waits for every device that memory is managed on, since work of one device may
@@ -176,7 +183,7 @@ func (e *Engine) synchronizeContext(ctx device.Context, name string) error {
 	switch {
 	case err == nil:
 		return nil
-	case device.IsCapture(err): // begun through the driver's API, which nobody counts
+	case device.IsCapture(err): // begun by a way that nobody counts
 		return fmt.Errorf("%w: wait for %s: %w", ErrCapture, name, err)
 	default:
 		return fmt.Errorf("%w: wait for %s: %w", ErrDeviceFault, name, err)
@@ -186,8 +193,8 @@ func (e *Engine) synchronizeContext(ctx device.Context, name string) error {
 func (e *Engine) isPrimary(ctx device.Context) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, d := range e.devices {
-		if d.primary == ctx {
+	for dev := range e.devices {
+		if its, err := e.drv.PrimaryContext(dev); err == nil && its == ctx {
 			return true
 		}
 	}

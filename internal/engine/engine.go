@@ -6,7 +6,10 @@
 //
 // Locks, in the order in which they are taken:
 //
-//	Engine.op      one pause or resume at a time; held over device and disk I/O
+//	Engine.op      one pause or resume at a time; held over device and disk I/O, and over a reset of a
+//	               device (reset.go)
+//	Engine.background  held for reading by goroutines that use a device beside operations, and over a
+//	               reset
 //	Table.Owner    one call of an owner on memory that it maps, at a time (vmm.go); held over
 //	               driver calls, and by the table when a pause or resume begins
 //	parked.mu      what the maps of parked memory say; held while they are written
@@ -93,6 +96,8 @@ type Engine struct {
 	gate     *gate          // see safepoint.go
 	warming  sync.WaitGroup // see warmUp
 
+	background sync.RWMutex
+
 	op      sync.Mutex // one pause or resume at a time; guards the fields below
 	pool    *pipeline.Pool
 	staging *staging.Staging
@@ -101,6 +106,7 @@ type Engine struct {
 
 	mu          sync.Mutex // guards the fields below
 	devices     map[int]*deviceState
+	resetting   bool                 // between BeginReset and EndReset
 	peers       map[int]map[int]bool // by device: who may use its memory
 	diskDir     string               // directory setting of the latest pause
 	lastPause   *outcome

@@ -33,6 +33,8 @@ func (e *Engine) warmUp(d *deviceState, dev int, b alloc.Backup) {
 		return
 	}
 	e.warming.Go(func() {
+		e.background.RLock()
+		defer e.background.RUnlock()
 		_ = guarded(dev, func(dev int) error { return e.withDevice(dev, e.drv.LoadFingerprint) })
 	})
 }

@@ -1,11 +1,10 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
@@ -14,7 +13,7 @@ import (
 )
 
 // hostMemory is the host memory that backups lie in. Plain torch_memory_saver callers get memory
-// per allocation, as the driver gives it; with an arena it is taken once and kept.
+// per allocation; with an arena it is taken once and kept.
 type hostMemory struct {
 	mu     sync.Mutex // guards the fields below; held while the arena is made
 	arena  *hostmem.Arena
@@ -44,6 +43,8 @@ func (e *Engine) hostArena() (*hostmem.Arena, error) {
 	arena, err := hostmem.New(hostmem.Options{
 		BlockBytes: e.block, PieceBytes: e.pieceBytes(), NUMANode: e.drv.NUMANode(dev),
 		Register: func(p unsafe.Pointer, n uint64) error {
+			e.background.RLock()
+			defer e.background.RUnlock()
 			return e.take(dev, func() error { return e.drv.HostRegister(p, n) }, func() error { return e.drv.HostUnregister(p) })
 		},
 		Unregister: func(p unsafe.Pointer) error {
@@ -71,25 +72,26 @@ func (e *Engine) pieceBytes() uint64 {
 	return piece
 }
 
-// allocPinned takes pinned host memory from the driver, for all contexts. Whether the host has it
-// is the caller's to ask.
+// allocPinned takes host memory near the device and pins it, for all contexts. It is not the driver's: what
+// lies in it stays when a device is reset.
 func (e *Engine) allocPinned(size uint64) ([]byte, func() error, error) {
 	dev := e.anyDevice()
-	var p unsafe.Pointer
-	err := e.take(dev, func() (err error) {
-		p, err = e.drv.HostAlloc(size)
-		return err
-	}, func() error { return e.drv.HostFree(p) })
+	memory, free, err := hostmem.Pages(size, e.drv.NUMANode(dev))
+	if err != nil {
+		return nil, nil, err
+	}
+	p := unsafe.Pointer(unsafe.SliceData(memory))
+	unpin := func() error { return e.drv.HostUnregister(p) }
+	err = e.take(dev, func() error { return e.drv.HostRegister(p, size) }, unpin)
 	if device.IsOutOfMemory(err) {
-		return nil, nil, fmt.Errorf("%w: pin %d bytes: %w", hostmem.ErrMemory, size, err)
+		err = fmt.Errorf("%w: pin %d bytes: %w", hostmem.ErrMemory, size, err)
+	} else if err != nil {
+		err = fmt.Errorf("pin %d bytes of host memory: %w", size, err)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("pin %d bytes of host memory: %w", size, err)
+		return nil, nil, errors.Join(err, free())
 	}
-	free := func() error { return e.giveBack(dev, func() error { return e.drv.HostFree(p) }) }
-	memory := unsafe.Slice((*byte)(p), size)
-	_ = unix.Madvise(memory, unix.MADV_DONTDUMP) // where the driver's mapping allows it: the actor's bytes are in no core dump
-	return memory, free, nil
+	return memory, func() error { return errors.Join(e.giveBack(dev, unpin), free()) }, nil
 }
 
 // allocPages takes plain host memory, near the device.

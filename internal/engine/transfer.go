@@ -165,6 +165,9 @@ func (e *Engine) run(t *transfer, d pipeline.Direction) error {
 	if len(t.plan.Host)+len(t.plan.Disk) == 0 {
 		return nil
 	}
+	if err := e.repin(); err != nil {
+		return err
+	}
 	if e.pool == nil {
 		e.pool = pipeline.New(e.drv, pipeline.Options{
 			Workers: e.workers, BlockBytes: e.block, Key: e.hash.key, Spare: e.spareBlock, Mismatch: func(m pipeline.Move) error { return corrupt(m) },

@@ -548,6 +548,20 @@ int ebb_engine_peer_access(int device, int peer, int on)
 	return told_to_fail("FAKE_PEER_CODE");
 }
 
+int ebb_engine_context_reset(int device, int step)
+{
+	check_process();
+	fake_engine.reset_device = device;
+	if (step == EBB_RESET_BEGINS) {
+		int code = told_to_fail("FAKE_RESET_CODE");
+
+		fake_engine.resets_begun += code == EBB_OK;
+		return code;
+	}
+	++*(step == EBB_RESET_DONE ? &fake_engine.resets_done : &fake_engine.resets_failed);
+	return EBB_OK;
+}
+
 /* ---- errors ------------------------------------------------------------------------------------- */
 
 size_t ebb_engine_last_error(char *buf, size_t cap)

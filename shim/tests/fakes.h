@@ -25,6 +25,7 @@
  *   FAKE_SAY_SHUTDOWN   shutdown writes a line to stderr
  *   FAKE_VMM_CODE FAKE_VMM_CU   code that all vmm calls fail with, and the driver's error beside it
  *   FAKE_PEER_CODE      code that peer_access fails with
+ *   FAKE_RESET_CODE     code that context_reset fails with when a reset begins
  *   FAKE_STATUS         what status writes
  *   FAKE_START_LOOKS_UP    start looks the driver's functions up, as the real one does
  *   FAKE_START_CALLS       start calls the cuMemRelease that a program finds, with a handle of its own
@@ -83,7 +84,7 @@ struct fake_engine {
 	char why[32];            /* of the last real */
 	_Atomic int peer_calls;
 	int peer_device, peer_peer, peer_on; /* of the last peer_access */
-	_Atomic int context_resets, reset_device; /* the last one's device */
+	_Atomic int resets_begun, resets_done, resets_failed, reset_device; /* device: of the last one */
 	void *looked_up;         /* cuMemCreate as start found it */
 	int call_result;         /* of cuMemRelease */
 };

@@ -72,7 +72,74 @@ static void the_runtimes_context_is_made_anew(void)
 	EXPECT(fake_cudart_13.contexts == 2);
 }
 
+static bool engine_was_told(int device, int begun, int done, int failed)
+{
+	const struct fake_engine *engine = engine_seen();
+
+	return engine->reset_device == device && engine->resets_begun == begun && engine->resets_done == done &&
+	       engine->resets_failed == failed;
+}
+
+static void the_engine_is_told(void)
+{
+	managed_malloc(1);
+	for (enum door door = 0; door < DOORS; door++) {
+		EXPECT(open_door(door)->cuDevicePrimaryCtxReset(3) == 0);
+		EXPECT(engine_was_told(3, (int)door + 1, (int)door + 1, 0));
+	}
+	driver_seen()->result = 1;
+	EXPECT(open_door(BY_PROC)->cuDevicePrimaryCtxReset(2) == 1 && engine_was_told(2, DOORS + 1, DOORS, 1));
+	driver_seen()->result = 0;
+	int (*v1)(int) = (int (*)(int))dlsym(load_driver(), "cuDevicePrimaryCtxReset");
+	EXPECT(v1(1) == 0 && engine_was_told(1, DOORS + 2, DOORS + 1, 1));
+}
+
+static void the_runtimes_reset_is_told_once(void)
+{
+	managed_malloc(1);
+	load_driver();
+	EXPECT(cudaSetDevice(2) == cudaSuccess && cudaDeviceReset() == cudaSuccess && engine_was_told(2, 1, 1, 0));
+	fake_cudart_13.uses_driver = true;
+	EXPECT(cudaDeviceReset() == cudaSuccess && engine_was_told(2, 2, 2, 0) && driver_seen()->resets == 1);
+	driver_seen()->result = 1;
+	EXPECT(cudaDeviceReset() == 1 && engine_was_told(2, 3, 2, 1));
+	driver_seen()->result = 0;
+	fake_cudart_13.get_device_error = 1; /* the driver's call below it is told of */
+	EXPECT(cudaDeviceReset() == cudaSuccess && engine_was_told(2, 4, 3, 1));
+}
+
+static void an_engine_that_did_not_begin_is_not_told_of_the_end(void)
+{
+	managed_malloc(1);
+	EXPECT(open_door(BY_PROC)->cuDevicePrimaryCtxReset(1) == 0 && driver_seen()->resets == 1);
+	EXPECT(engine_was_told(1, 0, 0, 0));
+}
+
+static void without_an_engine(void)
+{
+	EXPECT(open_door(LINKED)->cuDevicePrimaryCtxReset(1) == 0 && cudaDeviceReset() == cudaSuccess);
+	EXPECT(engine_seen() == NULL && driver_seen()->resets == 1);
+}
+
+static void reset_in_child(void)
+{
+	EXPECT(open_door(BY_PROC)->cuDevicePrimaryCtxReset(1) == 0 && cudaDeviceReset() == cudaSuccess);
+}
+
+static void in_a_forked_child(void)
+{
+	managed_malloc(1);
+	EXPECT(in_child(reset_in_child) == 0);
+}
+
 CASES(
+	{.says = "the engine is told before and after a reset, through every door", .run = the_engine_is_told},
+	{.says = "of one by the runtime it is told once", .run = the_runtimes_reset_is_told_once},
+	{.says = "an engine that refuses the begin is not told of the end",
+	 .run = an_engine_that_did_not_begin_is_not_told_of_the_end,
+	 .env = {"FAKE_RESET_CODE=5"}},
+	{.says = "without an engine a reset is the driver's affair", .run = without_an_engine},
+	{.says = "in a forked child too", .run = in_a_forked_child},
 	{.says = "captures on streams of a device end with its context, through every door",
 	 .run = captures_of_the_device_end},
 	{.says = "allocations that are not managed end with their device's context", .run = allocations_of_the_device_end},

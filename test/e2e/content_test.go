@@ -61,15 +61,35 @@ func TestFullDiskFailsThePauseAndNothingElse(t *testing.T) {
 }
 
 func TestWhatWorksDuringAStreamCapture(t *testing.T) {
-	n := newNode(t, 64)
-	o := run(t, n.victim(t, "capture.py"))
-	if o.status != 0 {
-		t.Fatal(o)
+	for _, api := range []string{"runtime", "driver"} {
+		t.Run(api, func(t *testing.T) {
+			n := newNode(t, 64)
+			o := run(t, n.victim(t, "capture.py", api))
+			if o.status != 0 {
+				t.Fatal(o)
+			}
+			if said := lines(o.stderr, "ebb:"); len(said) != 1 || !strings.HasPrefix(said[0], "ebb: pause FAILED, memory not freed: a CUDA stream capture") {
+				t.Errorf("one tms_pause was refused; lines: %q", said)
+			}
+			wantNoFiles(t, n.disk)
+		})
 	}
-	if said := lines(o.stderr, "ebb:"); len(said) != 1 || !strings.HasPrefix(said[0], "ebb: pause FAILED, memory not freed: a CUDA stream capture") {
-		t.Errorf("one tms_pause was refused; lines: %q", said)
+}
+
+// The program resets its device, through either API, while its memory is active and while it is parked.
+func TestMemoryOutlivesAResetOfItsDevice(t *testing.T) {
+	for name, env := range map[string][]string{"plain": nil, "arena": {"EBB_HOST_ARENA=1", "EBB_HOST_MB=2"}} {
+		for _, api := range []string{"runtime", "driver"} {
+			t.Run(name+"/"+api, func(t *testing.T) {
+				n := newNode(t, 64)
+				n.env = env
+				if o := run(t, n.victim(t, "reset.py", api)); o.status != 0 || strings.Contains(o.stderr, "ebb:") {
+					t.Error(o)
+				}
+				wantNoFiles(t, n.disk)
+			})
+		}
 	}
-	wantNoFiles(t, n.disk)
 }
 
 func TestResumeThatWaitsForMemoryStandsInNobodysWay(t *testing.T) {

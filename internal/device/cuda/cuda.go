@@ -5,8 +5,8 @@
 // A driver that was opened is never unloaded: it has threads and state of its own.
 //
 // Locks: driver.mu protects the map of primary contexts and is held while one is retained, so that
-// each is retained once; driver.kernelsMu likewise that of loaded kernels. Nothing else is shared, and no other lock is
-// taken under either.
+// each is retained once; driver.kernelsMu likewise that of loaded kernels; driver.hostMu protects what is
+// known of pinned memory. Nothing else is shared, and no other lock is taken under any of them.
 package cuda
 
 /*
@@ -65,6 +65,10 @@ type driver struct {
 
 	kernelsMu sync.Mutex
 	kernels   map[device.Context]C.CUfunction // the fingerprint kernel where it is loaded
+
+	hostMu  sync.Mutex
+	pins    map[unsafe.Pointer]pin // by HostRegister
+	hashers map[*hasher]bool       // that have memory
 }
 
 // Open loads the driver library, DefaultLibrary when library is empty, and initialises it
@@ -86,7 +90,8 @@ func Open(library string) (device.Driver, error) {
 		}
 		return nil, e
 	}
-	d := &driver{cuda: table, nvml: nvmlBeside(library), contexts: map[int]device.Context{}, kernels: map[device.Context]C.CUfunction{}}
+	d := &driver{cuda: table, nvml: nvmlBeside(library), contexts: map[int]device.Context{}, kernels: map[device.Context]C.CUfunction{},
+		pins: map[unsafe.Pointer]pin{}, hashers: map[*hasher]bool{}}
 	if err := d.check("cuInit", C.call_cuInit(d.cuda, 0)); err != nil {
 		return nil, fmt.Errorf("initialising GPU driver %s: %w", library, err)
 	}

@@ -134,6 +134,16 @@ static inline int new_software_context(const struct ebb_cuda *cuda, CUcontext *c
 	return (int)create(context, 0, device);
 }
 
+/* A reset of a device's primary context, as programs may make it. For tests; as above. */
+static inline int reset_software_device(const struct ebb_cuda *cuda, int device)
+{
+	CUresult (*reset)(CUdevice);
+	*(void **)&reset = ebb_find(cuda->library, "cuDevicePrimaryCtxReset_v2");
+	if (!ebb_find(cuda->library, "softgpu_set_fault") || !reset)
+		return -1;
+	return (int)reset(device);
+}
+
 /* Memory in stream order from the device's default pool, and its end, on the legacy stream of the current context. For tests; as
  * above. size 0: frees *ptr. */
 static inline int software_alloc_async(const struct ebb_cuda *cuda, CUdeviceptr *ptr, size_t size)

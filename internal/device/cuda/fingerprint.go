@@ -80,8 +80,10 @@ func (d *driver) loadKernel() (C.CUfunction, error) {
 type hasher struct {
 	d      *driver
 	key    *fingerprint.Key
-	memory unsafe.Pointer
-	addr   mem.Addr // of memory, for kernels
+	room   int            // tiles of a launch
+	by     device.Context // that memory was pinned by
+	memory unsafe.Pointer // nil: none now
+	addr   mem.Addr       // of memory, for kernels
 	tiles  []C.struct_ebb_fp_tile
 	parts  []fingerprint.Part
 	blocks []hashed // of the last launch
@@ -97,21 +99,41 @@ func (d *driver) NewHasher(k *fingerprint.Key, tiles int) (device.Hasher, error)
 	if tiles < 1 {
 		return nil, fmt.Errorf("make a hasher with room for %d tiles: there must be room for one", tiles)
 	}
-	const tileBytes, partBytes = C.sizeof_struct_ebb_fp_tile, C.sizeof_struct_ebb_fp_part
-	memory, err := d.HostAlloc(uint64(tiles) * (tileBytes + partBytes))
-	if err != nil {
+	h := &hasher{d: d, key: k, room: tiles, blocks: make([]hashed, 0, tiles)}
+	if err := h.allocate(); err != nil {
 		return nil, fmt.Errorf("make a hasher with room for %d tiles: %w", tiles, err)
 	}
-	addr, err := d.HostDevicePointer(memory)
+	return h, nil
+}
+
+// allocate gives a hasher its memory, in the current context.
+func (h *hasher) allocate() error {
+	const tileBytes, partBytes = C.sizeof_struct_ebb_fp_tile, C.sizeof_struct_ebb_fp_part
+	ctx, err := h.d.Context()
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("make a hasher with room for %d tiles: %w", tiles, err), d.HostFree(memory))
+		return err
 	}
-	return &hasher{
-		d: d, key: k, memory: memory, addr: addr,
-		tiles:  unsafe.Slice((*C.struct_ebb_fp_tile)(memory), tiles),
-		parts:  unsafe.Slice((*fingerprint.Part)(unsafe.Add(memory, tiles*tileBytes)), tiles),
-		blocks: make([]hashed, 0, tiles),
-	}, nil
+	memory, err := h.d.HostAlloc(uint64(h.room) * (tileBytes + partBytes))
+	if err != nil {
+		return err
+	}
+	addr, err := h.d.HostDevicePointer(memory)
+	if err != nil {
+		return errors.Join(err, h.d.HostFree(memory))
+	}
+	h.memory, h.addr, h.by = memory, addr, ctx
+	h.tiles = unsafe.Slice((*C.struct_ebb_fp_tile)(memory), h.room)
+	h.parts = unsafe.Slice((*fingerprint.Part)(unsafe.Add(memory, h.room*tileBytes)), h.room)
+	h.d.hostMu.Lock()
+	h.d.hashers[h] = true
+	h.d.hostMu.Unlock()
+	return nil
+}
+
+// forget leaves a hasher without memory.
+func (h *hasher) forget() {
+	h.memory, h.addr, h.tiles, h.parts = nil, 0, nil, nil
+	h.blocks = h.blocks[:0]
 }
 
 func (h *hasher) Launch(spans []device.Span, s device.Stream) (int, error) {
@@ -119,6 +141,11 @@ func (h *hasher) Launch(spans []device.Span, s device.Stream) (int, error) {
 	kernel, err := h.d.kernel()
 	if err != nil {
 		return 0, err
+	}
+	if h.memory == nil {
+		if err := h.allocate(); err != nil {
+			return 0, fmt.Errorf("make memory of a hasher again, after a reset of the device that had it: %w", err)
+		}
 	}
 	used := 0
 	for _, span := range spans {
@@ -168,7 +195,10 @@ func (h *hasher) Close() error {
 		return nil
 	}
 	memory := h.memory
-	h.memory, h.tiles, h.parts, h.blocks = nil, nil, nil, nil
+	h.d.hostMu.Lock()
+	delete(h.d.hashers, h)
+	h.d.hostMu.Unlock()
+	h.forget()
 	return h.d.HostFree(memory)
 }
 

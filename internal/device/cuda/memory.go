@@ -98,15 +98,6 @@ func (d *driver) MemsetZero(dst mem.Addr, n uint64, s device.Stream) error {
 	return d.check("cuMemsetD8Async", C.call_cuMemsetD8Async(d.cuda, C.CUdeviceptr(dst), 0, C.size_t(n), toStream(s)))
 }
 
-func (d *driver) HostRegister(p unsafe.Pointer, n uint64) error {
-	return d.check("cuMemHostRegister",
-		C.call_cuMemHostRegister(d.cuda, p, C.size_t(n), C.CU_MEMHOSTREGISTER_PORTABLE))
-}
-
-func (d *driver) HostUnregister(p unsafe.Pointer) error {
-	return d.check("cuMemHostUnregister", C.call_cuMemHostUnregister(d.cuda, p))
-}
-
 func (d *driver) HostAlloc(n uint64) (unsafe.Pointer, error) {
 	var p unsafe.Pointer
 	err := d.check("cuMemHostAlloc", C.call_cuMemHostAlloc(d.cuda, &p, C.size_t(n), C.CU_MEMHOSTALLOC_PORTABLE))

@@ -73,6 +73,19 @@ func NewSoftwareContext(d device.Driver, dev int) (device.Context, error) {
 	return device.Context(uintptr(unsafe.Pointer(c))), d.SetContext(before)
 }
 
+// ResetSoftwareDevice resets the primary context of a device of softgpu, for tests. d comes from Open,
+// and is not told.
+func ResetSoftwareDevice(d device.Driver, dev int) error {
+	soft, ok := d.(*driver)
+	if !ok {
+		return fmt.Errorf("resetting a device: a driver of type %T is not from this package", d)
+	}
+	if code := C.reset_software_device(soft.cuda, C.int(dev)); code != 0 {
+		return fmt.Errorf("resetting device %d of softgpu: result %d", dev, code)
+	}
+	return nil
+}
+
 // SoftwarePoolMemory takes memory from the default pool of a device of softgpu, for tests, on the
 // legacy stream of the current context, which must be the device's. d comes from Open.
 func SoftwarePoolMemory(d device.Driver, size uint64) (free func() error, err error) {

@@ -1,7 +1,9 @@
-"""capture.py: what works while a stream capture is open, none of which may spoil it."""
+"""capture.py API: what works while a stream capture is open, none of which may spoil it. The capture
+begins and ends by calls of that API: runtime or driver."""
 
 import ctypes
 import os
+import sys
 import threading
 
 from gpu import *
@@ -14,15 +16,21 @@ _cudart.cudaStreamCreateWithFlags.argtypes = [ctypes.POINTER(ctypes.c_void_p), c
 _check("cudaStreamCreateWithFlags", _cudart.cudaStreamCreateWithFlags(ctypes.byref(stream), 1))
 
 
+begin, end = {
+    "runtime": (_hooked.cudaStreamBeginCapture, _hooked.cudaStreamEndCapture),
+    "driver": (driver.cuStreamBeginCapture_v2, driver.cuStreamEndCapture),
+}[sys.argv[1]]
+
+
 class Capture:
     """A capture of the strictest mode, open while the block runs, and valid at its end."""
 
     def __enter__(self):
-        _check("cudaStreamBeginCapture", _hooked.cudaStreamBeginCapture(stream, 0))
+        _check("begin of a capture", begin(stream, 0))
 
     def __exit__(self, *_):
         graph = ctypes.c_void_p()
-        _check("cudaStreamEndCapture", _hooked.cudaStreamEndCapture(stream, ctypes.byref(graph)))
+        _check("end of a capture", end(stream, ctypes.byref(graph)))
 
 
 def in_thread(body):
