@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"unsafe"
 
@@ -154,7 +155,7 @@ func (e *Engine) mayMap(a *alloc.Allocation, m *alloc.Mapping, flags uint64, occ
 	switch {
 	case err != nil:
 		return err
-	case m.Length == 0 || flags != 0 || uint64(m.Addr)%d.granularity != 0:
+	case m.Length == 0 || flags != 0 || uint64(m.Addr)%d.granularity != 0 || wraps(m.Addr, m.Length):
 		return refuse(call, device.CodeInvalidValue, "%d bytes at %v with flags %d", m.Length, m.Addr, flags)
 	case m.Offset != 0 || m.Length != a.Size:
 		return refuse(call, device.CodeNotSupported, "%d bytes from offset %d: a mapping is of the whole of %v", m.Length, m.Offset, a)
@@ -407,8 +408,8 @@ func (e *Engine) referenced(call string, h mem.Handle) (*alloc.Allocation, error
 	return a, err
 }
 
-// mappedByOwner refuses a range that touches memory of ebb's own mapping, or cuts a mapping in
-// two, and passes on one without managed memory.
+// mappedByOwner refuses a range that touches memory of ebb's own mapping, cuts a mapping in two or goes
+// beyond the last address, and passes on one without managed memory.
 func mappedByOwner(call string, addr mem.Addr, size uint64, there []*alloc.Mapping, ranges bool) error {
 	if ranges {
 		return refuse(call, device.CodeInvalidValue, "the memory in the %d bytes at %v was not mapped by cuMemMap", size, addr)
@@ -416,11 +417,17 @@ func mappedByOwner(call string, addr mem.Addr, size uint64, there []*alloc.Mappi
 	if len(there) == 0 {
 		return alloc.ErrNotManaged
 	}
+	if wraps(addr, size) {
+		return refuse(call, device.CodeInvalidValue, "%d bytes at %v go beyond the last address", size, addr)
+	}
 	if there[0].Addr < addr || there[len(there)-1].End()-addr > mem.Addr(size) {
 		return refuse(call, device.CodeInvalidValue, "the %d bytes at %v are not whole mappings", size, addr)
 	}
 	return nil
 }
+
+// wraps says whether a range goes beyond the last address.
+func wraps(addr mem.Addr, size uint64) bool { return size > uint64(math.MaxUint64-addr) }
 
 func objectsOf(mappings []*alloc.Mapping) []*alloc.Allocation {
 	list := make([]*alloc.Allocation, len(mappings))

@@ -3,6 +3,7 @@ package engine
 import (
 	"bytes"
 	"errors"
+	"math"
 	"os"
 	"slices"
 	"testing"
@@ -410,6 +411,43 @@ func TestARangeOverManagedAndOtherMappings(t *testing.T) {
 }
 
 // The driver does all of a range or nothing, so a hole at the end must not leave the begin changed.
+// A range that goes beyond the last address is refused in every state, and nothing of it is changed.
+func TestRangesBeyondTheLastAddressAreRefused(t *testing.T) {
+	o := newOwner(t)
+	base := o.reserve(4 * grain)
+	a := o.mapped(base, grain, 0, disk("x"))
+	h, err := o.Retain(base)
+	check(t, err)
+	const top = mem.Addr(math.MaxUint64 - grain + 1)
+	rights := []mem.Access{mem.ReadWrite(1)}
+	for _, state := range []string{"active", "paused", "resumed"} {
+		for _, size := range []uint64{math.MaxUint64, math.MaxUint64 - grain + 1, -uint64(base), -uint64(base) + grain} {
+			o.refuses(state+": unmap", o.Unmap(base, size), device.CodeInvalidValue)
+			o.refuses(state+": set access", o.SetAccess(base, size, rights), device.CodeInvalidValue)
+			o.refuses(state+": free the addresses", o.AddressFree(base, size), device.CodeInvalidValue)
+			if err := o.Map(base, size, 0, h, 0); err == nil {
+				t.Fatalf("%s: mapped %d bytes", state, size)
+			}
+		}
+		o.refuses(state+": map at the top", o.Map(top, grain, 0, h, 0), device.CodeInvalidValue)
+		_, err := o.Access(math.MaxUint64, mem.LocationDevice, 0)
+		o.passes(state+": access at the top", err)
+		flags, err := o.Access(base, mem.LocationDevice, 1)
+		check(t, err)
+		if flags != 0 {
+			t.Fatalf("%s: device 1 has rights %d", state, flags)
+		}
+		if state == "active" {
+			o.pause()
+		} else {
+			o.resume()
+		}
+	}
+	o.holds(a)
+	check(t, o.Unmap(base, grain))
+	check(t, o.Release(h))
+}
+
 func TestAccessToARangeWithAHoleChangesNothingOfIt(t *testing.T) {
 	o := newOwner(t)
 	base := o.reserve(8 * grain)
