@@ -107,17 +107,19 @@ size_t ebb_last_error_json(char *buf, size_t cap);
  * What is already paused stays as it is; nothing to do is EBB_OK. But where no memory is managed
  * and the process holds other device memory, a pause of all is EBB_ERR_UNMANAGED.
  * The caller must not touch the memory from any stream or thread during the call or until a
- * resume; what is written during the call is found (EBB_ERR_WRITTEN) where the driver loads ebb's
- * kernels. Work submitted earlier is waited for, through the devices' primary contexts (the
- * runtime's) and the calling thread's current one. On any error but EBB_ERR_PARTIAL nothing was
- * unmapped and the actor can go on. result may be null.
+ * resume. Where the driver loads ebb's kernels, what is written during the call is saved too or found
+ * (EBB_ERR_WRITTEN), if it comes before the last check of the bytes; what is written between that check
+ * and the moment in which the memory is unmapped is lost. Elsewhere no such write is found. Work
+ * submitted earlier is waited for, through the devices' primary contexts (the runtime's) and the calling
+ * thread's current one. On any error but EBB_ERR_PARTIAL nothing was unmapped and the actor can go on.
+ * result may be null.
  */
 int ebb_pause(const char *const *tags, size_t ntags, ebb_result *result);
 
 /*
  * ebb_pause, and the bytes of the unused ranges need not be kept: where whole blocks of memory lie
  * in them, the content is undefined after the resume. Ranges may overlap, and may reach outside of
- * managed memory. A block that is written to during the call is kept all the same. nunused 0:
+ * managed memory. A block that is seen to be written to during the call is kept all the same. nunused 0:
  * ebb_pause.
  */
 int ebb_pause_except(const char *const *tags, size_t ntags, const ebb_range *unused, size_t nunused,

@@ -19,7 +19,8 @@ import (
 //
 // The caller must not write to the memory while Pause runs. Work submitted before through the
 // devices' primary contexts and the calling thread's current one is waited for. A write that
-// arrives later is saved too or makes the pause fail, where devices can hash (see saveChecked).
+// arrives later is saved too or makes the pause fail, where devices can hash (see saveChecked), unless it
+// comes after the last look at its block and before the memory is unmapped: then it is lost.
 func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	start := time.Now()
 	runtime.LockOSThread() // the calling thread's context is waited for too
@@ -147,7 +148,8 @@ const rewrites = 2
 // saveChecked saves the blocks whose bytes are not known to be in their backing already, until all
 // device memory is what the backings hold. All of it is hashed before, to find what need not move,
 // and after: since the fingerprint that a backing keeps is that of the copy it was given, a write
-// that came at any moment in between shows, even one that was undone. On a device without the kernel all
+// that came at any moment in between shows, even one that was undone. What is written after the last hash
+// is lost: nothing looks between it and the unmapping. On a device without the kernel all
 // blocks are saved, and what is written to the memory meanwhile is not found.
 func (e *Engine) saveChecked(t *transfer, unused plan.Ranges) error {
 	if err := e.decide(t, unused); err != nil {
