@@ -85,10 +85,19 @@ func (e *Engine) closeWindows(set []*alloc.Allocation) {
 	})
 }
 
-// openWindow finds an address to copy an object through: where its owner has it as a whole and
-// its device may write, or else one of the engine's own.
+// openWindow is makeWindow, but for objects without a backup, whose bytes neither a pause nor a resume
+// copies.
 func (e *Engine) openWindow(a *alloc.Allocation) error {
-	if a.Through != 0 || a.Backup == alloc.BackupNone { // whose bytes nobody copies
+	if a.Backup == alloc.BackupNone {
+		return nil
+	}
+	return e.makeWindow(a)
+}
+
+// makeWindow finds an address to copy an object through: where its owner has it as a whole and
+// its device may write, or else one of the engine's own.
+func (e *Engine) makeWindow(a *alloc.Allocation) error {
+	if a.Through != 0 {
 		return nil
 	}
 	for _, m := range a.Mappings {
@@ -111,7 +120,7 @@ func (e *Engine) openWindow(a *alloc.Allocation) error {
 	return nil
 }
 
-// closeWindow undoes openWindow. One that cannot be unmapped stays, for the next to use.
+// closeWindow undoes makeWindow. One that cannot be unmapped stays, for the next to use.
 func (e *Engine) closeWindow(a *alloc.Allocation) error {
 	if a.Window {
 		if err := ignoreDeinitialized(e.drv.MemUnmap(a.Through, a.Size)); err != nil {

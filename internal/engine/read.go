@@ -71,23 +71,51 @@ func (e *Engine) readHeld(a *alloc.Allocation, state alloc.State, addr mem.Addr,
 	return nil
 }
 
-// readDevice copies active memory from addr, on a stream of its own.
+// readDevice copies active memory from addr, on a stream of its own. The allocation is held.
 func (e *Engine) readDevice(a *alloc.Allocation, addr mem.Addr, p []byte) error {
 	if err := e.synchronize(a.Device); err != nil {
 		return err
 	}
-	err := e.withDevice(a.Device, func() error {
+	from, done, err := e.readable(a, addr)
+	if err != nil {
+		return err
+	}
+	defer done()
+	err = e.withDevice(a.Device, func() error {
 		s, err := e.drv.StreamCreate()
 		if err != nil {
 			return err
 		}
-		err = e.drv.CopyToHost(unsafe.Pointer(unsafe.SliceData(p)), addr, uint64(len(p)), s)
+		err = e.drv.CopyToHost(unsafe.Pointer(unsafe.SliceData(p)), from, uint64(len(p)), s)
 		return errors.Join(err, e.drv.StreamSynchronize(s), e.drv.StreamDestroy(s))
 	})
 	if err != nil {
 		return fmt.Errorf("copy %d bytes of %v to the host: %w", len(p), a, err)
 	}
 	return nil
+}
+
+// readable finds an address at which the device of active memory can read what is at addr: there, or in a
+// window, where the memory's owner gives its device no access to it now. done ends what that took.
+func (e *Engine) readable(a *alloc.Allocation, addr mem.Addr) (from mem.Addr, done func(), err error) {
+	if a.Kind != alloc.Object {
+		return addr, func() {}, nil
+	}
+	defer e.table.Owner()() // calls of the owner that began before the hold are over
+	m := e.table.MappingAt(addr)
+	switch {
+	case m == nil || m.Of != a:
+		return 0, nil, fmt.Errorf("%v is mapped at %v no longer: %w", a, addr, alloc.ErrNotManaged)
+	case m.Flags(mem.LocationDevice, int32(a.Device)) != 0:
+		return addr, func() {}, nil
+	}
+	if err := e.relaxed(func() error { return e.makeWindow(a) }); err != nil {
+		return 0, nil, err
+	}
+	return a.Through + mem.Addr(m.Offset) + addr - m.Addr, func() {
+		defer e.table.Owner()()
+		e.closeWindows([]*alloc.Allocation{a})
+	}, nil
 }
 
 // readBacking copies from off of a backing, block by block through one buffer. Only bytes of blocks

@@ -706,6 +706,34 @@ func TestReadOfObjectsInEveryState(t *testing.T) {
 	o.holds(a, b)
 }
 
+// Owners may take the access of the memory's own device away and still be asked for its bytes.
+func TestReadOfMemoryThatItsDeviceHasNoAccessTo(t *testing.T) {
+	o := newOwner(t)
+	base := o.reserve(8 * grain)
+	for i, reg := range []Region{disk("x"), none("x")} {
+		a := o.mapped(base+mem.Addr(4*i*grain), 3*grain, 0, reg)
+		free := o.free(0)
+		check(t, o.SetAccess(a.addr, 3*grain, []mem.Access{{LocationType: mem.LocationDevice, LocationID: 0}}))
+		for range 2 {
+			o.reads(a, 0, 3*grain)
+			o.reads(a, grain-1, 7)
+		}
+		flags, err := o.Access(a.addr, mem.LocationDevice, 0)
+		check(t, err)
+		if held, _, _ := o.table.Find(a.addr, 1); flags != 0 || held.Window || held.Through != 0 || o.free(0) != free {
+			t.Errorf("%v: rights %d, %+v", reg.Backup, flags, held)
+		}
+		o.fault("cuMemSetAccess:1:999")
+		if err := o.Read(a.addr, make([]byte, 1), false); Code(err) != CodeDevice {
+			t.Errorf("without a window: %v", err)
+		}
+		o.fault("")
+		o.reads(a, 5, 100)
+	}
+	o.pause()
+	o.resume()
+}
+
 func TestTheBackupOfAnObjectIsFoundByItsAddress(t *testing.T) {
 	o := newOwner(t)
 	p := o.reserve(2 * grain)
