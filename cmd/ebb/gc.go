@@ -39,7 +39,9 @@ func newGC() *cobra.Command {
 		Use:   "gc",
 		Short: "Remove what dead runs left on disk",
 		Long: `Removes rank directories and backup files whose processes are dead. What a live run uses, and
-everything that ebb cannot prove to be its own, is left alone.
+everything that ebb cannot prove to be its own, is left alone. Without --disk-dir that is done in the
+disk directory of ebb run, and to backup files that lie in TMS_DISK_BACKUP_DIR or else /tmp, where
+ranks of the cpu target put those of regions with disk backup.
 
 Removing a file makes its blocks free; the drive keeps the bytes until it overwrites or discards
 them. --discard asks for more, as far as the file system offers it: that the drive returns zeros for
@@ -50,13 +52,15 @@ back is removed and told.`,
 		Args:    noArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
 		RunE: func(*cobra.Command, []string) error {
+			bare := ""
 			if len(dirs) == 0 {
 				var err error
 				if dirs, err = defaultDirs(); err != nil {
 					return err
 				}
+				bare = launch.BareDir(os.Getenv)
 			}
-			result := collect(dirs, how)
+			result := collect(dirs, bare, how)
 			if asJSON {
 				if err := printJSON(result); err != nil {
 					return err
@@ -95,8 +99,9 @@ func defaultDirs() ([]string, error) {
 	return dirs, nil
 }
 
-// collect collects from all directories; what is wrong with one does not keep the others from it.
-func collect(dirs []string, how rankdir.SweepOptions) gcResult {
+// collect collects from all directories; what is wrong with one does not keep the others from it. In
+// bare, if it is not empty, lie the files of ranks that have no directory of their own.
+func collect(dirs []string, bare string, how rankdir.SweepOptions) gcResult {
 	r := gcResult{MessageType: "gc", DryRun: how.Dry, DiskDirs: []string{}, Reports: []rankdir.Report{}, Errors: []string{}}
 	for _, dir := range dirs {
 		abs, err := filepath.Abs(dir)
@@ -112,6 +117,13 @@ func collect(dirs []string, how rankdir.SweepOptions) gcResult {
 		}
 		if !unusable(err, abs) {
 			r.looked = append(r.looked, abs)
+		}
+	}
+	if bare != "" {
+		reports, err := launch.GCBare(bare, how)
+		r.Reports = append(r.Reports, reports...)
+		if err != nil {
+			r.fail(err, bare)
 		}
 	}
 	for _, report := range r.Reports {

@@ -43,6 +43,9 @@ func CheckDirectory(dir string, allowRAM bool) (warning string, err error) {
 		return "", Usagef("disk directory %s belongs to user %d, not to user %d: name a directory of your own with --offload-train-disk-dir", dir, uid, os.Geteuid())
 	}
 	if mode := info.Mode().Perm(); mode&0o022 != 0 {
+		if info.Mode()&fs.ModeSticky != 0 { // such as /tmp: it must stay so
+			return "", Usagef("disk directory %s is meant for all users (mode 1%03o), who could plant files in it: name a new directory in it with --offload-train-disk-dir, such as %s", dir, mode, filepath.Join(dir, "ebb"))
+		}
 		return "", Usagef("disk directory %s is writable by others (mode %04o), who could plant files in it: run chmod go-w on it, or name a directory in it", dir, mode)
 	}
 	if err := writable(dir); err != nil {

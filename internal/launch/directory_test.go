@@ -68,6 +68,13 @@ func TestDirectoriesThatMayNot(t *testing.T) {
 	if err := os.Mkdir(open, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	shared := filepath.Join(d, "shared")
+	if err := os.Mkdir(shared, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(shared, 0o777|os.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Chmod(open, 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -78,6 +85,7 @@ func TestDirectoriesThatMayNot(t *testing.T) {
 		nowhere:                      "symbolic link",
 		filepath.Join(nowhere, "x"):  "symbolic link to nowhere",
 		open:                         "chmod go-w",
+		shared:                       "name a new directory in it",
 		// As when the disk of /scratch is not mounted.
 		filepath.Join(d, "missing", "x"):         filepath.Join(d, "missing") + " does not exist: create it, or mount the disk that belongs there, or name another directory with --offload-train-disk-dir",
 		filepath.Join(d, "missing", "deep", "x"): filepath.Join(d, "missing", "deep") + " does not exist",

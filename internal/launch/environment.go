@@ -83,7 +83,9 @@ func Settings(o Options, libs Libraries, r Rank, getenv func(string) string) ([]
 	s.text("TMS_INIT_ENABLE_CPU_BACKUP", zeroOne(!o.Disk()))
 	s.text("TMS_INIT_ENABLE_DISK_BACKUP", zeroOne(o.Disk()))
 	s.text("EBB_HOST_ARENA", "1")
-	s.setOrUnset(getenv, "TMS_DISK_BACKUP_DIR", first(r.Dirs))
+	if o.Disk() || Nested(getenv) { // else it is the user's, for regions with disk backup: see bareDir
+		s.setOrUnset(getenv, "TMS_DISK_BACKUP_DIR", first(r.Dirs))
+	}
 	s.setOrUnset(getenv, "EBB_LEASE", first(r.Leases))
 	s.setOrUnset(getenv, "EBB_DISK_DIRS", several(r.Dirs))
 	s.setOrUnset(getenv, "EBB_DISK_LEASES", several(r.Leases))
@@ -92,7 +94,7 @@ func Settings(o Options, libs Libraries, r Rank, getenv func(string) string) ([]
 	s.setOrUnset(getenv, "EBB_DISK_QUOTA_BYTES", o.quota())
 	if o.Disk() {
 		s.text("TMS_DISK_BACKUP_CHUNK_MB", strconv.Itoa(o.ChunkMB))
-	} else {
+	} else if Nested(getenv) {
 		s.unset(getenv, "TMS_DISK_BACKUP_CHUNK_MB")
 	}
 	s.text("EBB_TRAIN_MEMORY_MARGIN_BYTES", strconv.FormatInt(o.Margin(), 10))

@@ -75,6 +75,7 @@ func TestOffloadToHostMemory(t *testing.T) {
 		"LD_PRELOAD":      "/opt/ebb/lib/torch_memory_saver/libebb.so",
 		"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1", "TMS_INIT_ENABLE_DISK_BACKUP": "0",
 		"EBB_HOST_ARENA": "1", "EBB_TRAIN_MEMORY_MARGIN_BYTES": "1073741824",
+		"TMS_DISK_BACKUP_DIR": "/old", // the user's, for regions with disk backup
 	}))
 }
 

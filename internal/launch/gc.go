@@ -2,8 +2,11 @@ package launch
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+
+	"github.com/dustin/go-humanize"
 
 	"github.com/ebb-offload/ebb/internal/rankdir"
 )
@@ -28,4 +31,31 @@ func GC(dir string, how rankdir.SweepOptions) ([]rankdir.Report, error) {
 	reports = append(reports, bare...)
 	errs = append(errs, err)
 	return reports, errors.Join(errs...)
+}
+
+// BareDir is the directory in which regions with disk backup put their files where ranks have none of
+// their own: those of the cpu target, and programs without a launcher.
+func BareDir(getenv func(string) string) string {
+	if dir := getenv("TMS_DISK_BACKUP_DIR"); dir != "" && !Nested(getenv) { // of the outer rank
+		return dir
+	}
+	return "/tmp"
+}
+
+// GCBare removes the backup files of dead processes from such a directory, and leaves those below it alone.
+func GCBare(dir string, how rankdir.SweepOptions) ([]rankdir.Report, error) {
+	return rankdir.SweepFiles(dir, how)
+}
+
+// sweepBare is GCBare for a run. Its problems are no reason not to run.
+func sweepBare(dir string, discard bool, say func(string)) {
+	reports, err := GCBare(dir, rankdir.SweepOptions{Discard: discard})
+	for _, r := range reports {
+		if len(r.Files) > 0 {
+			say(fmt.Sprintf("removed %s, %s, that dead processes left in %s", Count(len(r.Files), "backup file"), humanize.IBytes(r.Bytes), r.Dir))
+		}
+	}
+	if err != nil {
+		say(fmt.Sprintf("cannot remove all that dead processes left: %s", oneLine(err)))
+	}
 }

@@ -94,6 +94,10 @@ func Run(req Request) (out Outcome, err error) {
 		}
 		defer claims.sweep() // what runs inside this one left
 		defer claims.reclaim()
+	} else if req.Offload {
+		dir := BareDir(getenv)
+		sweepBare(dir, req.Discard, req.Say)
+		defer sweepBare(dir, req.Discard, req.Say) // regions with disk backup of ranks that were killed
 	}
 	if err := signals.Pending(); err != nil {
 		return out, err

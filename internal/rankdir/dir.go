@@ -156,7 +156,11 @@ func checkDir(st *unix.Stat_t, path string) error {
 		return &DirError{Path: path, Kind: ErrOwner, Detail: fmt.Sprintf("uid %d, not %d", st.Uid, os.Geteuid()), Remedy: "choose a directory of your own"}
 	}
 	if st.Mode&0o022 != 0 {
-		return &DirError{Path: path, Kind: ErrWritable, Detail: fmt.Sprintf("mode %04o", st.Mode&0o7777), Remedy: "run chmod go-w on it, or choose another one"}
+		remedy := "run chmod go-w on it, or choose another one"
+		if st.Mode&unix.S_ISVTX != 0 { // such as /tmp: meant for all users
+			remedy = "choose another one, for example a new one in it"
+		}
+		return &DirError{Path: path, Kind: ErrWritable, Detail: fmt.Sprintf("mode %04o", st.Mode&0o7777), Remedy: remedy}
 	}
 	return nil
 }

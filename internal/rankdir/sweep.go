@@ -262,6 +262,25 @@ func SweepBare(dir string, seen []Report, how SweepOptions) ([]Report, error) {
 	return s.reports, errors.Join(s.errs...)
 }
 
+// SweepFiles is SweepBare for the directory itself, and not those below it.
+func SweepFiles(dir string, how SweepOptions) ([]Report, error) {
+	path, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("sweep %s: %w", dir, err)
+	}
+	fd, err := openBelow(unix.AT_FDCWD, path)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("sweep %s: %w", path, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	s := bareSweep{how: how}
+	s.sweep(fd, path)
+	return s.reports, errors.Join(s.errs...)
+}
+
 // bareSweep is one SweepBare.
 type bareSweep struct {
 	seen    []Report
