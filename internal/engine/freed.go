@@ -24,19 +24,33 @@ type look struct {
 	told   bool           // NVML told of this process, and so of the others
 }
 
-// look looks at the devices of the set; false: the driver does not tell.
-func (e *Engine) look(set []*alloc.Allocation) (l look, ok bool) {
+func devicesOf(set []*alloc.Allocation) []int {
 	devices := map[int]bool{}
 	for _, a := range set {
 		devices[a.Device] = true
 	}
-	l.others, l.told = map[int]uint64{}, true
-	for _, dev := range slices.Sorted(maps.Keys(devices)) {
-		free, err := e.freeMemory(dev)
+	return slices.Sorted(maps.Keys(devices))
+}
+
+// freeOf is the free memory of the devices of the set together; false: the driver does not tell.
+func (e *Engine) freeOf(set []*alloc.Allocation) (free uint64, ok bool) {
+	for _, dev := range devicesOf(set) {
+		n, err := e.freeMemory(dev)
 		if err != nil {
-			return l, false
+			return 0, false
 		}
-		l.free += free
+		free += n
+	}
+	return free, true
+}
+
+// look looks at the devices of the set; false: the driver does not tell.
+func (e *Engine) look(set []*alloc.Allocation) (l look, ok bool) {
+	if l.free, ok = e.freeOf(set); !ok {
+		return l, false
+	}
+	l.others, l.told = map[int]uint64{}, true
+	for _, dev := range devicesOf(set) {
 		found := false
 		list, _ := e.drv.Holders(dev) // an error: nothing is told
 		for _, h := range list {
@@ -56,8 +70,14 @@ func (e *Engine) look(set []*alloc.Allocation) (l look, ok bool) {
 // tables grow and shrink too, and what other processes do between two looks is not told exactly.
 func tolerance(released uint64) uint64 { return max(4<<20, released/64) }
 
-// freed enters in the result what became free since a look, and tells in the log what did not.
+// freed enters in the result what became free since a look, and tells in the log what did not. Only
+// where something seems to be missing is NVML asked again, which takes milliseconds.
 func (e *Engine) freed(res *Result, set []*alloc.Allocation, before look) {
+	free, ok := e.freeOf(set)
+	if ok && free >= before.free && free-before.free+tolerance(res.DeviceBytes) >= res.DeviceBytes {
+		res.Freed = free - before.free
+		return
+	}
 	after, ok := e.look(set)
 	if !ok {
 		return
