@@ -31,6 +31,7 @@ NAMES = {IO: "I/O", NO_SPACE: "no space", DEVICE: "driver", DEVICE_MEMORY: "devi
          PARTIAL: "in part", CAPTURE: "capture", CORRUPT: "corrupt"}
 DRIVER_FAULTS = ["cuMemUnmap", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuLaunchKernel", "cuStreamCreate", "cuMemcpyHtoDAsync"]
 LARGEST, MOST, STEPS, TRIES = 900_000, 7, 14, 40
+ENDS = 20  # rounds at both ends of a curve, of which the medians are compared
 WARM_UP = 30  # rounds until everything has been its largest
 # After the warm-up Go starts a thread now and then, with three mappings.
 TOLERANCE = {"resident": 12 * MiB, "shared": 1 * MiB, "mappings": 24, "descriptors": 0, "threads": 6, "disk bytes": 0, "inodes": 0}
@@ -330,7 +331,7 @@ def give_up(owners, affected, wanted=None):
 
 with ebb.region():
     free(malloc(1))  # the library is loaded: a child of this process is refused everything
-samples = []
+first, last, flat = [], collections.deque(maxlen=ENDS), 0  # rounds after the warm-up; flat: how many
 for number in range(sys.maxsize):
     owners = [Owner(f"{number} {i}") for i in range(3)]
     for owner in owners:
@@ -348,18 +349,21 @@ for number in range(sys.maxsize):
             owner.drop(memory)
     count("rounds")
     gc.collect()
-    samples.append([usage(where) for where in dirs])
+    if number >= WARM_UP:
+        takes = [usage(where) for where in dirs]
+        last.append({kind: sum(one[kind] for one in takes) if kind in ("disk bytes", "inodes") else takes[0][kind] for kind in TOLERANCE})
+        first += [last[-1]] if flat < ENDS else []
+        flat += 1
 
 if random.Random(seed).random() < 0.5:
     with everybody():
         resume(owners, [], random.Random(0), lambda *_: None)
 curve = {}
-flat = [{kind: sum(one[kind] for one in sample) if kind in ("disk bytes", "inodes") else sample[0][kind] for kind in TOLERANCE} for sample in samples[WARM_UP:]]
-if len(flat) >= 4:
-    ends = min(20, len(flat) // 2)
+if flat >= 4:
+    ends = min(ENDS, flat // 2)
     for kind in TOLERANCE:
-        curve[kind] = [statistics.median(sample[kind] for sample in part) for part in (flat[:ends], flat[-ends:])]
+        curve[kind] = [statistics.median(sample[kind] for sample in part) for part in (first[:ends], list(last)[-ends:])]
 with open(os.path.join(reports, f"told-{os.getpid()}"), "w", encoding="ascii") as file:
     json.dump({"did": did, "curve": curve}, file)
-for kind, (first, last) in curve.items():
-    assert last - first <= TOLERANCE[kind], f"{kind} FAILED to be flat: from {first:.0f} to {last:.0f} in {len(flat)} rounds"
+for kind, (begin, finish) in curve.items():
+    assert finish - begin <= TOLERANCE[kind], f"{kind} FAILED to be flat: from {begin:.0f} to {finish:.0f} in {flat} rounds"
