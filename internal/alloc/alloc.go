@@ -158,6 +158,7 @@ type Table struct {
 	sorted  []*Allocation              // Ranges by address
 	objects map[mem.Handle]*Allocation // by virtual handle
 	mapped  []*Mapping                 // of all objects, by address
+	away    int                        // allocations that are paused or being resumed
 	tags    map[string]bool            // every tag that an allocation ever carried
 	nextID  uint64
 }
@@ -218,6 +219,7 @@ func (t *Table) Remove(base mem.Addr) (*Allocation, State, error) {
 		a := t.sorted[i]
 		if (a.state == Active || a.state == Paused) && a.holds == 0 {
 			t.sorted = slices.Delete(t.sorted, i, i+1)
+			t.gone(a)
 			return a, a.state, nil
 		}
 		t.settle(&said)
@@ -310,7 +312,26 @@ func (t *Table) Len() int {
 func (t *Table) AnyPaused() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.ContainsFunc(t.all(), func(a *Allocation) bool { return a.state == Paused || a.state == Resuming })
+	return t.away > 0
+}
+
+// isAway reports whether an allocation is paused, or being resumed. With mu held, as what follows.
+func isAway(a *Allocation) bool { return a.state == Paused || a.state == Resuming }
+
+// turn gives an allocation another state.
+func (t *Table) turn(a *Allocation, to State) {
+	t.gone(a)
+	a.state = to
+	if isAway(a) {
+		t.away++
+	}
+}
+
+// gone counts an allocation no longer.
+func (t *Table) gone(a *Allocation) {
+	if isAway(a) {
+		t.away--
+	}
 }
 
 // All lists the allocations: Ranges by address, then Objects by age.
@@ -355,7 +376,7 @@ func (t *Table) begin(tags []string, from, to State) ([]*Allocation, error) {
 	var set []*Allocation
 	for _, a := range t.all() {
 		if a.state == from && a.kept == "" && named(a, tags) {
-			a.state = to
+			t.turn(a, to)
 			set = append(set, a)
 		}
 	}
@@ -372,7 +393,7 @@ func (t *Table) Settle(set []*Allocation, to State) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, a := range set {
-		a.state = to
+		t.turn(a, to)
 	}
 	t.settled.Broadcast()
 }

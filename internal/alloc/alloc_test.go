@@ -152,6 +152,7 @@ func TestTableAgreesWithAModel(t *testing.T) {
 			"resume": func(*rapid.T) { begin(tab.BeginResume, Paused, Active) },
 			"": func(t *rapid.T) {
 				var active, paused uint64
+				away := false
 				for _, s := range tab.Summary() {
 					active += s.Active
 					paused += s.Paused[BackupDisk]
@@ -161,10 +162,14 @@ func TestTableAgreesWithAModel(t *testing.T) {
 						active -= m.size
 					} else {
 						paused -= m.size
+						away = true
 					}
 					if a, s, err := tab.Find(base+mem.Addr(m.size-1), 1); err != nil || a.Base != base || s != m.s {
 						t.Fatalf("Find in %v: %v %v %v", base, a, s, err)
 					}
+				}
+				if tab.AnyPaused() != away {
+					t.Fatalf("something is paused: %t", !away)
 				}
 				if active != 0 || paused != 0 || len(tab.All()) != len(model) {
 					t.Fatalf("sums are off by %d active, %d paused", active, paused)

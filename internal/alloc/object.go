@@ -133,6 +133,7 @@ func (t *Table) RemoveObject(a *Allocation) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.objects, a.Virtual)
+	t.gone(a)
 }
 
 // Map enters a mapping of a.
@@ -145,13 +146,19 @@ func (t *Table) Map(a *Allocation, m *Mapping) {
 	t.mapped = slices.Insert(t.mapped, t.searchMapped(m.Addr), m)
 }
 
-// Unmap takes a mapping out.
-func (t *Table) Unmap(m *Mapping) {
+// Unmap takes out mappings that MappingsIn has listed, all at once: what it costs to close the gap does not
+// grow with their number.
+func (t *Table) Unmap(list []*Mapping) {
+	if len(list) == 0 {
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	m.Of.Mappings = slices.DeleteFunc(m.Of.Mappings, func(o *Mapping) bool { return o == m })
-	i := t.searchMapped(m.Addr) // the only one there: mappings do not overlap
-	t.mapped = slices.Delete(t.mapped, i, i+1)
+	for _, m := range list {
+		m.Of.Mappings = slices.DeleteFunc(m.Of.Mappings, func(o *Mapping) bool { return o == m })
+	}
+	i := t.searchMapped(list[0].Addr) // neighbours from here on: mappings do not overlap
+	t.mapped = slices.Delete(t.mapped, i, i+len(list))
 }
 
 // MappingAt returns the mapping at an address, or nil.

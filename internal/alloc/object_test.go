@@ -57,7 +57,7 @@ func TestAnObjectIsFoundByEveryAddressOfIt(t *testing.T) {
 			t.Errorf("%d bytes at %d: %v, offset %d, room %d", c.size, c.addr, err, off, room)
 		}
 	}
-	tab.Unmap(m)
+	tab.Unmap([]*Mapping{m})
 	if tab.MappingAt(1000) != nil || tab.MappingAt(2049) == nil || len(a.Mappings) != 1 {
 		t.Fatal("the wrong mapping is gone")
 	}
@@ -88,6 +88,50 @@ func TestMappingsInARange(t *testing.T) {
 		if !slices.Equal(got, c.want) || ranges != c.ranges {
 			t.Errorf("%d bytes at %d: mappings at %v, ranges %t", c.size, c.addr, got, ranges)
 		}
+	}
+}
+
+func TestMappingsOfARangeAreTakenOutTogether(t *testing.T) {
+	tab := New()
+	var all []*Mapping
+	for i := range 9 {
+		all = append(all, mapAt(tab, object(tab, 10, "x"), mem.Addr(100+10*i)))
+	}
+	there, _ := tab.MappingsIn(130, 30)
+	tab.Unmap(there)
+	tab.Unmap(nil)
+	for i, m := range all {
+		gone := i >= 3 && i < 6
+		if found := tab.MappingAt(m.Addr) == m; found == gone || len(m.Of.Mappings) != map[bool]int{true: 0, false: 1}[gone] {
+			t.Errorf("mapping %d: found %t, its object has %d", i, found, len(m.Of.Mappings))
+		}
+	}
+}
+
+// Objects that are freed while paused are away no longer.
+func TestWhatIsPausedOrBeingResumedIsAway(t *testing.T) {
+	tab := New()
+	o := object(tab, 10, "x")
+	add(tab, 1000, 10, "y")
+	is := func(what string, want bool) {
+		t.Helper()
+		if got := tab.AnyPaused(); got != want {
+			t.Errorf("%s: %t", what, got)
+		}
+	}
+	set, err := tab.BeginPause(nil)
+	is("being paused", false)
+	tab.Settle(set, Paused)
+	is("paused", true)
+	back, err2 := tab.BeginResume([]string{"y"})
+	tab.RemoveObject(o)
+	is("one freed, one being resumed", true)
+	tab.Settle(back, Paused)
+	is("not resumed after all", true)
+	_, _, err3 := tab.Remove(1000)
+	is("all freed", false)
+	if err != nil || err2 != nil || err3 != nil {
+		t.Error(err, err2, err3)
 	}
 }
 

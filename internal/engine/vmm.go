@@ -183,8 +183,8 @@ func (e *Engine) Unmap(addr mem.Addr, size uint64) error {
 				return nil, fmt.Errorf("unmap %d bytes at %v: %w", size, addr, err)
 			}
 		}
+		e.table.Unmap(there)
 		for _, m := range there {
-			e.table.Unmap(m)
 			if m.Of.Refs == 0 && len(m.Of.Mappings) == 0 {
 				*freed = append(*freed, m.Of)
 			}
