@@ -3,7 +3,6 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"sync"
 
 	"github.com/ebb-offload/ebb/internal/rankdir"
@@ -32,15 +31,19 @@ func (e *Engine) makeUsages() {
 }
 
 // usageOf is the table of a rank directory; nil: it is not counted. Without a lease a quota alone
-// makes it so: then the directory is the one that ebb env names, two below the disk directory.
+// makes it so: for a directory that ebb env named together with all ranks in the disk directory, two
+// above, for any other by itself.
 func (e *Engine) usageOf(dir string) *usage.Table {
 	u := &e.usages
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	t := u.tables[dir]
 	if t == nil && e.config.Lease == "" && e.config.DiskQuota > 0 {
-		job, rank := filepath.Dir(dir), filepath.Base(dir)
-		t = usage.NewTable(e.backings.files.System(), filepath.Dir(job), filepath.Join(filepath.Base(job), rank), e.self)
+		if base, id, ok := rankdir.OfDir(dir); ok {
+			t = usage.NewTable(e.backings.files.System(), base, id.Path(""), e.self)
+		} else {
+			t = usage.Alone(e.backings.files.System(), dir, e.self)
+		}
 		u.tables[dir] = t
 	}
 	return t

@@ -2,6 +2,8 @@ package engine
 
 import (
 	"encoding/json"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -42,7 +44,10 @@ func TestAPauseBeyondTheQuotaIsRefusedBeforeItWrites(t *testing.T) {
 	if Code(err) != CodeNoSpace {
 		t.Fatalf("got %v", err)
 	}
-	for _, word := range []string{b.dir, "1.0 MiB needed", "8.0 KiB free", "quota", "3145728 bytes by j/actor_cell0_rank0", "1040384 bytes by j/actor_cell0_rank1"} {
+	for _, word := range []string{
+		"ebb's quota (--offload-train-disk-quota-gb) of " + base + " is 4.19 MB, of which 4.19 MB are taken, and 1.05 MB more are needed: ",
+		"3.15 MB by j/actor_cell0_rank0 (pid ", "1.04 MB by j/actor_cell0_rank1 (pid ", "; raise the quota, or let others resume first",
+	} {
 		if !strings.Contains(err.Error(), word) {
 			t.Errorf("%q lacks %q", err, word)
 		}
@@ -80,6 +85,28 @@ func TestAQuotaFillsTheOtherDirectory(t *testing.T) {
 	r.holds(a)
 }
 
+func TestAQuotaOfAllDirectoriesNamesWhoHoldsEach(t *testing.T) {
+	root := t.TempDir()
+	one, two := filepath.Join(root, "one"), filepath.Join(root, "two")
+	for i, base := range []string{one, two} {
+		other := newRank(t, 1+i, Config{}, base)
+		other.make(3<<20, 0, disk("x"))
+		other.pause()
+	}
+	r := newRank(t, 0, Config{DiskQuota: 4 << 20}, one, two)
+	a := r.make(4<<20, 0, disk("x"))
+	_, err := r.Pause(nil, r.set)
+	if Code(err) != CodeNoSpace {
+		t.Fatalf("got %v", err)
+	}
+	for _, word := range []string{"of " + one + " is 4.19 MB", "by j/actor_cell0_rank1", "of " + two + " is 4.19 MB", "by j/actor_cell0_rank2"} {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%q lacks %q", err, word)
+		}
+	}
+	r.holds(a)
+}
+
 // Without a launcher the quota counts in the directories that ebb env names.
 func TestAQuotaWithoutASupervisor(t *testing.T) {
 	base := t.TempDir()
@@ -87,10 +114,33 @@ func TestAQuotaWithoutASupervisor(t *testing.T) {
 	r.dir = filepath.Join(base, "j", "actor_cell0_rank0")
 	r.set.DiskDir = r.dir
 	a := r.make(3<<20, 0, disk("x"))
-	if _, err := r.Pause(nil, r.set); Code(err) != CodeNoSpace || !strings.Contains(err.Error(), "quota of "+base) {
+	if _, err := r.Pause(nil, r.set); Code(err) != CodeNoSpace || !strings.Contains(err.Error(), "of "+base+" is ") {
 		t.Fatalf("got %v", err)
 	}
 	r.holds(a)
+}
+
+// A directory that the user gave is the user's: nothing is left in it, and nothing above it is touched.
+func TestAQuotaOfADirectoryThatTheUserGave(t *testing.T) {
+	root := t.TempDir()
+	r := newRigWith(t, Config{ChunkBytes: 4 << 20, DiskQuota: 2 << 20})
+	r.dir = filepath.Join(root, "a", "b", "c")
+	r.set.DiskDir = r.dir
+	check(t, os.MkdirAll(r.dir, 0o700))
+	a := r.make(1<<20, 0, disk("x"))
+	r.pause()
+	b := r.make(3<<19, 0, disk("y"))
+	if _, err := r.Pause(nil, r.set); Code(err) != CodeNoSpace || !strings.Contains(err.Error(), "quota (--offload-train-disk-quota-gb) of "+r.dir+" is 2.10 MB, of which 1.05 MB are taken") {
+		t.Fatalf("got %v", err)
+	}
+	r.resume()
+	r.holds(a, b)
+	check(t, filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		if !e.IsDir() && filepath.Dir(path) != r.dir || e.Name() == ".ebb" {
+			t.Errorf("%s was made", path)
+		}
+		return err
+	}))
 }
 
 // A count that cannot be kept stops a pause only where there is a quota.

@@ -232,6 +232,15 @@ func OfLease(path string) (base string, id Identity, ok bool) {
 	return filepath.Dir(dir), id, ok && isLease && filepath.Base(dir) == ebbDir
 }
 
+// OfDir takes the path of a rank directory apart: the base directory, and whose it is. A path of another
+// form is none that ebb named.
+func OfDir(path string) (base string, id Identity, ok bool) {
+	job, rank := filepath.Split(filepath.Clean(path))
+	job = filepath.Clean(job)
+	id, ok = parseKey(filepath.Base(job) + "__" + rank)
+	return filepath.Dir(job), id, ok && filepath.IsAbs(path)
+}
+
 // SweepBare removes the data files whose process is known to be dead from a directory that ebb
 // did not make (one given to ranks without a supervisor), and from the directories below it that
 // are named as rank directories are: <dir>/<job>/<role>_cell<C>_rank<R>. Those of the reports in

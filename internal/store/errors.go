@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -24,12 +25,34 @@ type NoSpaceError struct {
 	Dir        string // or several, with commas between them
 	Need, Free uint64
 	InodesFree uint64
-	Err        error // the system's error
+	Err        error // the system's error, or a Limit
 
-	dev uint64 // the device of Dir
+	dev  uint64          // the device of Dir
+	each []*NoSpaceError // of several directories: what each said
+}
+
+// Limit is an error of Options.Take that says all there is to say: the disk itself is not full.
+type Limit interface {
+	error
+	Limit()
+}
+
+func (e *NoSpaceError) limited() bool {
+	var limit Limit
+	return errors.As(e.Err, &limit)
 }
 
 func (e *NoSpaceError) Error() string {
+	if slices.ContainsFunc(e.each, (*NoSpaceError).limited) {
+		var all []string
+		for _, one := range e.each {
+			all = append(all, one.Error())
+		}
+		return "no directory has room: " + strings.Join(all, "; ")
+	}
+	if e.limited() {
+		return e.Err.Error()
+	}
 	s := fmt.Sprintf("%v in %s: %s needed, %s free", ErrNoSpace, e.Dir, Size(e.Need), Size(e.Free))
 	if e.InodesFree == 0 {
 		s += ", no inodes free"
@@ -47,7 +70,7 @@ func allFull(need uint64, each []*NoSpaceError) error {
 	}
 	var names []string
 	counted := map[uint64]bool{} // devices
-	all := &NoSpaceError{Need: need, Err: each[0].Err}
+	all := &NoSpaceError{Need: need, Err: each[0].Err, each: slices.Clone(each)}
 	for _, e := range each {
 		names = append(names, e.Dir)
 		if !counted[e.dev] {

@@ -184,6 +184,10 @@ func fewer(want, held uint64, full *NoSpaceError, block uint64) int {
 }
 
 func (b *backing) warnOfFull(full *NoSpaceError) {
+	if full.limited() {
+		b.store.warn(full.Dir, "full", "%v; until then blocks go to the other directories", full)
+		return
+	}
 	b.store.warn(full.Dir, "full", "%s is full (%s free): blocks go to the other directories", full.Dir, Size(full.Free))
 }
 

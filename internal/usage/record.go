@@ -84,6 +84,14 @@ func decodeAll(p []byte) (list []Record, err error) {
 	return list, nil
 }
 
+// name is who that is, for people.
+func (r *Record) name() string {
+	if r.Rank == "" {
+		return fmt.Sprintf("pid %d", r.Owner.PID)
+	}
+	return fmt.Sprintf("%s (pid %d)", r.Rank, r.Owner.PID)
+}
+
 // is says whether the record is of a process.
 func (r *Record) is(rank string, o rankdir.Owner) bool {
 	return r.Rank == rank && sameProcess(r.Owner, o)

@@ -43,27 +43,40 @@ type QuotaError struct {
 }
 
 func (e *QuotaError) Error() string {
-	s := fmt.Sprintf("the quota of %s is %s, of which %s are taken", e.Dir, size(e.Quota), size(e.Held))
+	s := fmt.Sprintf("ebb's quota (--offload-train-disk-quota-gb) of %s is %s, of which %s are taken, and %s more are needed",
+		e.Dir, size(e.Quota), size(e.Held), size(e.Need))
 	for i, h := range e.Holders {
 		if i == holdersShown {
 			s += fmt.Sprintf(" and %d more", len(e.Holders)-i)
 			break
 		}
-		s += [...]string{": ", ", "}[min(i, 1)] + fmt.Sprintf("%s by %s (pid %d)", size(h.Held), h.Rank, h.Owner.PID)
+		s += [...]string{": ", ", "}[min(i, 1)] + fmt.Sprintf("%s by %s", size(h.Held), h.name())
 	}
-	return s
+	return s + "; raise the quota, or let others resume first"
 }
+
+// Limit says that nothing is wrong with the disk: see store.Limit.
+func (e *QuotaError) Limit() {}
 
 const holdersShown = 8
 
 // Left is what the quota leaves.
 func (e *QuotaError) Left() uint64 { return e.Quota - min(e.Quota, e.Held) }
 
+// size is a number of bytes for people, in the powers of 1000 that the quota is given in.
 func size(n uint64) string {
-	if n < 10_000_000 {
+	switch {
+	case n == 1:
+		return "1 byte"
+	case n < 1000:
 		return fmt.Sprintf("%d bytes", n)
 	}
-	return fmt.Sprintf("%.2f GB", float64(n)/1e9)
+	units := []string{"kB", "MB", "GB", "TB", "PB", "EB"}
+	v, unit := float64(n)/1000, 0
+	for v >= 1000 && unit < len(units)-1 {
+		v, unit = v/1000, unit+1
+	}
+	return fmt.Sprintf("%.2f %s", v, units[unit])
 }
 
 // Table is this process's part in the file of one disk directory. All methods may be called from any
@@ -71,7 +84,7 @@ func size(n uint64) string {
 type Table struct {
 	sys  filesys.System
 	base string // disk directory
-	rank string
+	rank string // "": see Alone
 	self rankdir.Owner
 
 	mu      sync.Mutex // guards the fields below; held over a transaction
@@ -93,6 +106,9 @@ func NewTable(sys filesys.System, base, rank string, self rankdir.Owner) *Table 
 func (t *Table) Take(n, quota uint64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.rank == "" {
+		return t.takeAlone(n, quota)
+	}
 	err := t.change(func(list []Record) error {
 		if quota == 0 {
 			return nil
@@ -111,14 +127,18 @@ func (t *Table) Take(n, quota uint64) error {
 		if held+n <= quota {
 			return nil
 		}
-		list = slices.DeleteFunc(slices.Clone(list), func(r Record) bool { return r.Held == 0 })
-		slices.SortFunc(list, func(a, b Record) int { return -compare(a.Held, b.Held) })
-		return &QuotaError{Dir: t.base, Quota: quota, Held: held, Need: n, Holders: list}
+		return refusal(t.base, quota, held, n, list)
 	}, func() { t.held += n })
 	if err != nil {
 		return t.explain("take room", err)
 	}
 	return nil
+}
+
+func refusal(dir string, quota, held, need uint64, list []Record) *QuotaError {
+	list = slices.DeleteFunc(slices.Clone(list), func(r Record) bool { return r.Held == 0 })
+	slices.SortFunc(list, func(a, b Record) int { return -compare(a.Held, b.Held) })
+	return &QuotaError{Dir: dir, Quota: quota, Held: held, Need: need, Holders: list}
 }
 
 func compare(a, b uint64) int {
@@ -136,6 +156,9 @@ func (t *Table) Give(n uint64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.held -= min(n, t.held) // true whether or not it can be told now; the next change tells it
+	if t.rank == "" {
+		return nil
+	}
 	return t.explain("give back room", t.outside(func() error { return t.change(nil, nil) }))
 }
 
@@ -143,7 +166,7 @@ func (t *Table) Give(n uint64) error {
 func (t *Table) Wrote(total uint64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if total == t.written {
+	if total == t.written || t.rank == "" {
 		return nil
 	}
 	t.written = total

@@ -80,7 +80,7 @@ func TestAQuotaCountsAllRanks(t *testing.T) {
 	if !errors.As(err, &quota) || quota.Held != 1000 || quota.Need != 1 || quota.Left() != 0 || quota.Dir != base {
 		t.Fatalf("got %v", err)
 	}
-	for _, word := range []string{base, "1000 bytes", "600 bytes by j/actor_cell0_rank0", "400 bytes by k/critic_cell0_rank1", fmt.Sprint(os.Getpid())} {
+	for _, word := range []string{base, "is 1.00 kB, of which 1.00 kB are taken, and 1 byte more", "600 bytes by j/actor_cell0_rank0", "400 bytes by k/critic_cell0_rank1", fmt.Sprint(os.Getpid())} {
 		if !strings.Contains(err.Error(), word) {
 			t.Errorf("%q lacks %q", err, word)
 		}
@@ -93,6 +93,29 @@ func TestAQuotaCountsAllRanks(t *testing.T) {
 	must(t, a.Take(1, 0)) // a job without a quota is counted too
 	if err := b.Take(1, 1001); err == nil {
 		t.Error("what a rank without a quota holds was not counted")
+	}
+}
+
+func TestADirectoryOfTheUsersOwnIsCountedByItsFiles(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "not there yet")
+	me, other := self(t), self(t)
+	other.PID++
+	table := Alone(filesys.Kernel{}, dir, me)
+	must(t, table.Take(600, 1000)) // of which nothing is there yet
+	must(t, os.Mkdir(dir, 0o700))
+	must(t, os.WriteFile(filepath.Join(dir, me.DataFile(1)), make([]byte, 600), 0o600)) // counted once
+	must(t, os.WriteFile(filepath.Join(dir, other.DataFile(1)), make([]byte, 200), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "model.bak"), make([]byte, 5000), 0o600)) // not ebb's
+	var quota *QuotaError
+	if err := table.Take(201, 1000); !errors.As(err, &quota) || quota.Held != 800 || len(quota.Holders) != 2 {
+		t.Fatalf("got %v", err)
+	}
+	must(t, table.Take(200, 1000))
+	must(t, table.Give(100))
+	must(t, table.Take(100, 1000))
+	must(t, table.Wrote(5))
+	if _, err := os.Stat(filepath.Join(dir, ebbDir)); !os.IsNotExist(err) {
+		t.Errorf("something was made: %v", err)
 	}
 }
 

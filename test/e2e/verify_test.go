@@ -35,7 +35,7 @@ func TestAPauseBeyondTheQuotaOfARunIsRefused(t *testing.T) {
 	n := newNode(t, 256)
 	dirs := diskDirs(n, 1)
 	o := run(t, n.ebbRun(t, append(diskFlags(dirs...), "--offload-train-disk-quota-gb", "0.01"), "verify.py", filepath.Join(root, "dist/bin/ebb"), dirs[0]))
-	if o.status == 0 || !strings.Contains(o.stdout+o.stderr, "the quota of "+dirs[0]+" is 0.01 GB") {
+	if o.status == 0 || !strings.Contains(o.stdout+o.stderr, "ebb's quota (--offload-train-disk-quota-gb) of "+dirs[0]+" is 10.00 MB") {
 		t.Error(o)
 	}
 	wantNoFiles(t, n.disk)
