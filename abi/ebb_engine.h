@@ -158,7 +158,8 @@ typedef int (*ebb_engine_peer_access_fn)(int device, int peer, int on);
  * Before and after a reset of a device's primary context (cuDevicePrimaryCtxReset, cudaDeviceReset), which
  * ends all that the driver had made in it: streams, kernels, what was pinned. BEGINS waits for pauses,
  * resumes and reads under way, and those that come wait for the end, which is one of the other two and
- * may come from another thread. Managed memory stays, with its bytes or its backup.
+ * may come from another thread. EBB_ERR_STATE: the reset would free the only copy of paused bytes, and
+ * must not be made; nothing has begun. Managed memory stays, with its bytes or its backup.
  */
 enum { EBB_RESET_BEGINS = 0, EBB_RESET_DONE = 1, EBB_RESET_FAILED = 2 };
 typedef int (*ebb_engine_context_reset_fn)(int device, int step);

@@ -4,23 +4,32 @@
  */
 #include "doors.h"
 
-/* Whether the engine was told, and is to be told how it ended. */
-static bool begins(int device)
+enum reset { RESET_UNKNOWN, RESET_TOLD, RESET_REFUSED };
+
+/* Tells the engine, if there is one; it is then to be told how the reset ended. It refuses one that would
+ * take the only copy of paused bytes with it. */
+static enum reset begins(int device)
 {
 	if (engine_state() != ENGINE_READY || this_thread()->inside > 0)
-		return false;
+		return RESET_UNKNOWN;
 	engine_enter();
-	return engine_leave(engine.context_reset(device, EBB_RESET_BEGINS)) == EBB_OK;
+	int code = engine_leave(engine.context_reset(device, EBB_RESET_BEGINS));
+	if (code == EBB_OK)
+		return RESET_TOLD;
+	if (engine_state() == ENGINE_EXITING)
+		return RESET_UNKNOWN;
+	log_line("the reset of device %d is refused: %s", device, last_error_of("reset of a device"));
+	return RESET_REFUSED;
 }
 
-static void ends(int device, bool told, bool done)
+static void ends(int device, enum reset was, bool done)
 {
 	if (done) {
 		contexts_were_reset();
 		captures_were_reset(device);
 		unmanaged_were_reset(device);
 	}
-	if (!told)
+	if (was != RESET_TOLD)
 		return;
 	engine_enter();
 	engine_leave(engine.context_reset(device, done ? EBB_RESET_DONE : EBB_RESET_FAILED));
@@ -34,9 +43,11 @@ static CUresult cuDevicePrimaryCtxReset_hook(cuDevicePrimaryCtxReset_fn *real, c
 	(void)caller;
 	if (this_thread()->passing > 0)
 		return real(device);
-	bool told = begins(device);
+	enum reset was = begins(device);
+	if (was == RESET_REFUSED)
+		return CUDA_ERROR_ILLEGAL_STATE;
 	CUresult result = real(device);
-	ends(device, told, result == CUDA_SUCCESS);
+	ends(device, was, result == CUDA_SUCCESS);
 	return result;
 }
 #define cuDevicePrimaryCtxReset_v2_hook cuDevicePrimaryCtxReset_hook
@@ -53,10 +64,12 @@ EXPORT cudaError_t cudaDeviceReset(void)
 		return real_missing("cudaDeviceReset");
 	if (real->cudaGetDevice == NULL || real->cudaGetDevice(&device) != cudaSuccess)
 		return real->cudaDeviceReset(); /* the driver's hook below it deals with it */
-	bool told = begins(device);
+	enum reset was = begins(device);
+	if (was == RESET_REFUSED)
+		return cudaErrorIllegalState;
 	pass_begin();
 	cudaError_t error = real->cudaDeviceReset();
 	pass_end();
-	ends(device, told, error == cudaSuccess);
+	ends(device, was, error == cudaSuccess);
 	return error;
 }

@@ -165,8 +165,7 @@ func ebbGoContextReset(device, step C.int) C.int {
 	return withEngine("reset of a device", func(e *engine.Engine) error {
 		switch step {
 		case C.EBB_RESET_BEGINS:
-			e.BeginReset()
-			return nil
+			return e.BeginReset()
 		case C.EBB_RESET_DONE, C.EBB_RESET_FAILED:
 			return e.EndReset(int(device), step == C.EBB_RESET_DONE)
 		}

@@ -791,7 +791,7 @@ func TestMarginAndOversizeAreRefusedAsDeviceMemory(t *testing.T) {
 func TestAPauseThatFailsChangesNothing(t *testing.T) {
 	for _, fault := range []string{
 		"cuCtxSynchronize:1:999", "cuCtxSynchronize:2:999", "cuMemHostRegister:1:999", "cuStreamCreate:3:999", "cuStreamCreate:5:999",
-		"cuMemHostRegister:2:999", "cuMemHostAlloc:4:999", "cuMemHostGetDevicePointer:4:999",
+		"cuMemHostAlloc:1:999", "cuMemHostAlloc:4:999", "cuMemHostGetDevicePointer:4:999",
 		"cuLaunchKernel:1:999", "cuLaunchKernel:2:999", "cuLaunchKernel:5:999",
 		"cuModuleLoadData:*:209,cuMemcpyDtoHAsync:1:999", "cuModuleLoadData:*:209,cuMemcpyDtoHAsync:4:999",
 	} {

@@ -1,10 +1,11 @@
 package engine
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
@@ -13,7 +14,7 @@ import (
 )
 
 // hostMemory is the host memory that backups lie in. Plain torch_memory_saver callers get memory
-// per allocation; with an arena it is taken once and kept.
+// per allocation, as the driver gives it; with an arena it is taken once and kept.
 type hostMemory struct {
 	mu     sync.Mutex // guards the fields below; held while the arena is made
 	arena  *hostmem.Arena
@@ -72,26 +73,25 @@ func (e *Engine) pieceBytes() uint64 {
 	return piece
 }
 
-// allocPinned takes host memory near the device and pins it, for all contexts. It is not the driver's: what
-// lies in it stays when a device is reset.
+// allocPinned takes pinned host memory from the driver, for all contexts: users of the backup pointer ask the
+// runtime about it (cudaHostGetFlags). Whether the host has it is the caller's to ask.
 func (e *Engine) allocPinned(size uint64) ([]byte, func() error, error) {
 	dev := e.anyDevice()
-	memory, free, err := hostmem.Pages(size, e.drv.NUMANode(dev))
-	if err != nil {
-		return nil, nil, err
-	}
-	p := unsafe.Pointer(unsafe.SliceData(memory))
-	unpin := func() error { return e.drv.HostUnregister(p) }
-	err = e.take(dev, func() error { return e.drv.HostRegister(p, size) }, unpin)
+	var p unsafe.Pointer
+	err := e.take(dev, func() (err error) {
+		p, err = e.drv.HostAlloc(size)
+		return err
+	}, func() error { return e.drv.HostFree(p) })
 	if device.IsOutOfMemory(err) {
-		err = fmt.Errorf("%w: pin %d bytes: %w", hostmem.ErrMemory, size, err)
-	} else if err != nil {
-		err = fmt.Errorf("pin %d bytes of host memory: %w", size, err)
+		return nil, nil, fmt.Errorf("%w: pin %d bytes: %w", hostmem.ErrMemory, size, err)
 	}
 	if err != nil {
-		return nil, nil, errors.Join(err, free())
+		return nil, nil, fmt.Errorf("pin %d bytes of host memory: %w", size, err)
 	}
-	return memory, func() error { return errors.Join(e.giveBack(dev, unpin), free()) }, nil
+	free := func() error { return e.giveBack(dev, func() error { return e.drv.HostFree(p) }) }
+	memory := unsafe.Slice((*byte)(p), size)
+	_ = unix.Madvise(memory, unix.MADV_DONTDUMP) // where the driver's mapping allows it: the actor's bytes are in no core dump
+	return memory, free, nil
 }
 
 // allocPages takes plain host memory, near the device.

@@ -12,7 +12,7 @@ import (
 // reset is a reset of a device by the program, of which the engine is told.
 func (r *rig) reset(dev int) {
 	r.t.Helper()
-	r.BeginReset()
+	check(r.t, r.BeginReset())
 	err := cuda.ResetSoftwareDevice(r.drv, dev)
 	check(r.t, errors.Join(err, r.EndReset(dev, err == nil)))
 }
@@ -24,7 +24,6 @@ var resettable = map[string]struct {
 }{
 	"disk":          {Config{}, disk("x")},
 	"disk and host": {Config{HostBytes: 3 << 20}, disk("x")},
-	"pinned":        {Config{}, pinned("x")},
 	"mmap":          {Config{}, mmap("x")},
 	"arena":         {Config{HostArena: true}, pinned("x")},
 }
@@ -77,12 +76,30 @@ func TestAfterAResetHostMemoryIsPinnedAgain(t *testing.T) {
 	r.holds(a)
 }
 
+// Pinned memory of the driver's goes with its context: not while it holds the only copy.
+func TestAResetThatWouldTakePausedBytesIsRefused(t *testing.T) {
+	r := newRig(t)
+	r.set.RetainCPU = true
+	a := r.make(5<<20, 0, pinned("x"))
+	r.pause()
+	if err := r.BeginReset(); !errors.Is(err, ErrState) {
+		t.Fatalf("%v, want ErrState", err)
+	}
+	r.resume()
+	r.holds(a)
+	r.reset(0) // the retained copy goes
+	r.holds(a)
+	r.pause()
+	r.resume()
+	r.holds(a)
+}
+
 // A reset that the driver refuses has ended nothing.
 func TestAResetThatFailsChangesNothing(t *testing.T) {
 	r := newRig(t)
-	a := r.make(5<<20, 0, pinned("x"))
+	a := r.make(5<<20, 0, mmap("x"))
 	r.pause()
-	r.BeginReset()
+	check(t, r.BeginReset())
 	check(t, r.EndReset(0, false))
 	r.resume()
 	r.holds(a)
@@ -94,7 +111,7 @@ func TestAResetThatFailsChangesNothing(t *testing.T) {
 // Pauses, resumes and reads of other threads come before a reset or after it, never into it.
 func TestResetsAndPausesTakeTurns(t *testing.T) {
 	r := newRig(t)
-	a, b := r.make(3<<20, 0, disk("a")), r.make(1<<20, 1, pinned("b"))
+	a, b := r.make(3<<20, 0, disk("a")), r.make(1<<20, 1, mmap("b"))
 	var threads sync.WaitGroup
 	for _, tag := range []string{"a", "b"} {
 		threads.Go(func() {

@@ -209,7 +209,7 @@ static void the_engine_is_told_of_other_memory(void)
 	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK && engine_seen()->unmanaged == 0);
 }
 
-#define UNMANAGED "ebb: pause FAILED, memory not freed: no memory is managed*TMS_INIT_ENABLE=1"
+#define UNMANAGED "ebb: pause FAILED, memory not freed: no memory is managed*TMS_INIT_ENABLE=1*"
 #define NO_IPC "ebb: cudaIpcGetMemHandle: 0x* is managed memory*outside the region*ebb.disable()*"
 #define REFUSED "ebb: an allocation of 4096 bytes on device 0 failed: FAKE_MALLOC_CODE said so"
 

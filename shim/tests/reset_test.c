@@ -108,11 +108,12 @@ static void the_runtimes_reset_is_told_once(void)
 	EXPECT(cudaDeviceReset() == cudaSuccess && engine_was_told(2, 4, 3, 1));
 }
 
-static void an_engine_that_did_not_begin_is_not_told_of_the_end(void)
+static void a_reset_that_the_engine_refuses_is_not_made(void)
 {
 	managed_malloc(1);
-	EXPECT(open_door(BY_PROC)->cuDevicePrimaryCtxReset(1) == 0 && driver_seen()->resets == 1);
-	EXPECT(engine_was_told(1, 0, 0, 0));
+	EXPECT(open_door(BY_PROC)->cuDevicePrimaryCtxReset(1) == 401 && driver_seen()->resets == 0);
+	EXPECT(cudaDeviceReset() == 401 && fake_cudart_13.resets == 0);
+	EXPECT(engine_seen()->resets_begun == 0 && engine_seen()->resets_done == 0 && engine_seen()->resets_failed == 0);
 }
 
 static void without_an_engine(void)
@@ -135,9 +136,11 @@ static void in_a_forked_child(void)
 CASES(
 	{.says = "the engine is told before and after a reset, through every door", .run = the_engine_is_told},
 	{.says = "of one by the runtime it is told once", .run = the_runtimes_reset_is_told_once},
-	{.says = "an engine that refuses the begin is not told of the end",
-	 .run = an_engine_that_did_not_begin_is_not_told_of_the_end,
-	 .env = {"FAKE_RESET_CODE=5"}},
+	{.says = "one that the engine refuses is not made",
+	 .run = a_reset_that_the_engine_refuses_is_not_made,
+	 .env = {"FAKE_RESET_CODE=5"},
+	 .lines = {"ebb: the reset of device 1 is refused: FAKE_RESET_CODE said so",
+		   "ebb: the reset of device 0 is refused: FAKE_RESET_CODE said so"}},
 	{.says = "without an engine a reset is the driver's affair", .run = without_an_engine},
 	{.says = "in a forked child too", .run = in_a_forked_child},
 	{.says = "captures on streams of a device end with its context, through every door",

@@ -18,8 +18,8 @@ def reset():
 
 
 memory = {}
-for seed, backup in enumerate(("disk", "cpu")):
-    with ebb.region(tag=backup, backup=backup):
+for seed, tag in enumerate(("a", "b")):
+    with ebb.region(tag=tag, backup="disk"):
         address = malloc(3 * MiB + 5)
     memory[address] = Pattern(seed, 3 * MiB + 5)
     memory[address].write(address)
