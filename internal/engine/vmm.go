@@ -378,11 +378,7 @@ func (e *Engine) freeObject(a *alloc.Allocation) {
 
 // forget gives up the backups of objects that were freed.
 func (e *Engine) forget(freed []*alloc.Allocation) {
-	for _, a := range freed {
-		if err := e.releaseBacking(a); err != nil {
-			e.tellLeft(err) // the memory is freed; the store removes the rest when it is closed
-		}
-	}
+	e.releaseBackingsOf(freed)
 	if len(freed) > 0 {
 		e.gate.resumed()
 	}

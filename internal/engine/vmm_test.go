@@ -248,6 +248,26 @@ func TestPausedMemoryGoesWithItsLastReference(t *testing.T) {
 	o.resume()
 }
 
+func TestTheBackupsOfManyPiecesGoWithOneUnmap(t *testing.T) {
+	for name, fault := range map[string]string{"": "", "without capture modes": "cuThreadExchangeStreamCaptureMode:*:999"} {
+		t.Run(name, func(t *testing.T) {
+			o := newOwner(t)
+			base := o.reserve(40 * grain)
+			for i := range 40 {
+				o.mapped(base+mem.Addr(i*grain), grain, 0, disk("x"))
+			}
+			o.pause()
+			o.fault(fault)
+			check(t, o.Unmap(base, 30*grain))
+			o.fault("")
+			if n := len(o.files()); n != 10 || o.table.Len() != 10 {
+				t.Errorf("%d files and %d pieces are left", n, o.table.Len())
+			}
+			o.resume()
+		})
+	}
+}
+
 func TestReferencesAreCountedAsTheDriverCountsThem(t *testing.T) {
 	o := newOwner(t)
 	before := o.free(0)
