@@ -34,6 +34,7 @@ Without ebb as supervisor nobody removes the files of a rank that is killed: run
 				format = launch.FormatJSON
 			}
 			r.RanksGiven = cmd.Flags().Changed("nproc-per-node")
+			sayUnknown(cmd)
 			sayUnused(cmd.Flags(), r.Options)
 			r.Environ, r.Say = os.Environ(), say
 			settings, err := launch.EnvSettings(r)

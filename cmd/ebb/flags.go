@@ -242,6 +242,7 @@ func launcher(cmd *cobra.Command) *cobra.Command {
 
 // supervise runs a request and turns its outcome into ebb's own.
 func supervise(cmd *cobra.Command, r launch.Request) error {
+	sayUnknown(cmd)
 	sayUnused(cmd.Flags(), r.Options)
 	r.Environ, r.Say = os.Environ(), say
 	out, err := launch.Run(r)

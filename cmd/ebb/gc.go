@@ -39,9 +39,9 @@ func newGC() *cobra.Command {
 		Use:   "gc",
 		Short: "Remove what dead runs left on disk",
 		Long: `Removes rank directories and backup files whose processes are dead. What a live run uses, and
-everything that ebb cannot prove to be its own, is left alone. Without --disk-dir that is done in the
-disk directory of ebb run, and to backup files that lie in TMS_DISK_BACKUP_DIR or else /tmp, where
-ranks of the cpu target put those of regions with disk backup.
+everything that ebb cannot prove to be its own, is left alone. Without --disk-dir that is done in
+the disk directory of ebb run, and to backup files in TMS_DISK_BACKUP_DIR, or else /tmp, where ranks
+of the cpu target put those of regions with disk backup.
 
 Removing a file makes its blocks free; the drive keeps the bytes until it overwrites or discards
 them. --discard asks for more, as far as the file system offers it: that the drive returns zeros for

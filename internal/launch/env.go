@@ -87,7 +87,14 @@ func EnvSettings(req EnvRequest) ([]Setting, error) {
 			r.Dirs = append(r.Dirs, r.identity().Path(base))
 		}
 	}
-	return Settings(req.Options, libs, r, getenv)
+	settings, err := Settings(req.Options, libs, r, getenv)
+	if err != nil {
+		return nil, err
+	}
+	if line := overridden(settings, getenv); line != "" {
+		req.Say(line)
+	}
+	return settings, nil
 }
 
 // WriteSettings writes settings in a format. Where the format cannot remove a variable it is

@@ -79,6 +79,9 @@ func Run(req Request) (out Outcome, err error) {
 	if err != nil {
 		return out, err
 	}
+	if line := overridden(settings, getenv); line != "" {
+		req.Say(line)
+	}
 	if err := probe(req.Options, libs, Apply(req.Environ, settings), signals); err != nil {
 		return out, err
 	}
