@@ -133,16 +133,20 @@ func holding(before, after look, released uint64, by []string) string {
 	return "this process gave it back, and the driver keeps it"
 }
 
-// halfway is the result of a pause or resume that failed: what it had moved by then, which is told in
-// the log too. moved is the word for it. t is nil when nothing was begun.
-func (e *Engine) halfway(t *transfer, what, moved string) (res Result) {
+// halfway is the result of a pause or resume that failed: what it had moved by then. t is nil when nothing
+// was begun.
+func (t *transfer) halfway() (res Result) {
 	if t == nil {
 		return res
 	}
 	res.HostBytes, res.DiskBytes, res.Workers, res.Checks = t.moved.Host(), t.moved.Disk(), t.workers, t.checked
-	if res.HostBytes+res.DiskBytes > 0 {
-		e.log.Printf("a %s failed when %s of host memory and %s of files had been %s",
-			what, store.Size(res.HostBytes), store.Size(res.DiskBytes), moved)
-	}
 	return res
+}
+
+// tellWritten tells in the log what a pause that failed had written; its caller sees the error alone.
+func (e *Engine) tellWritten(res Result) {
+	if res.HostBytes+res.DiskBytes > 0 {
+		e.log.Printf("a pause failed when %s of host memory and %s of files had been written",
+			store.Size(res.HostBytes), store.Size(res.DiskBytes))
+	}
 }

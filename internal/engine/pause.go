@@ -50,7 +50,8 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	if err != nil {
 		e.closeWindows(set)
 		e.table.Settle(set, alloc.Active)
-		res = e.halfway(t, "pause", "written")
+		res = t.halfway()
+		e.tellWritten(res)
 		res.Duration = time.Since(start)
 		e.recordPause(res, err)
 		return res, err

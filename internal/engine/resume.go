@@ -56,7 +56,7 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Res
 		e.drain()
 		_, errs := e.releaseAll(set)
 		e.table.Settle(set, alloc.Paused)
-		res = e.halfway(t, "resume", "read")
+		res = t.halfway()
 		res.Duration = time.Since(start)
 		return res, errors.Join(err, errs.err())
 	}
