@@ -27,7 +27,7 @@ func read(t *testing.T, path string) string {
 func TestStatusesAreDocumented(t *testing.T) {
 	doc := read(t, "docs/exit-codes.md")
 	for _, status := range []int{
-		0, launch.StatusUsage, launch.StatusDevice, launch.StatusDirectory, launch.StatusInstall, launch.StatusInternal,
+		0, statusNothing, launch.StatusUsage, launch.StatusDevice, launch.StatusDirectory, launch.StatusInstall, launch.StatusInternal,
 		launch.StatusNotExecutable, launch.StatusNotFound,
 	} {
 		if !strings.Contains(doc, fmt.Sprintf("\n| %d | ", status)) {

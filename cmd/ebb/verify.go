@@ -18,10 +18,15 @@ import (
 type verifyResult struct {
 	MessageType string       `json:"message_type"`
 	DiskDirs    []verifiedIn `json:"disk_dirs"`
-	Bad         int          `json:"bad"` // blocks
+	Bad         int          `json:"bad"`     // blocks
+	Checked     bool         `json:"checked"` // something could be compared
+	Errors      []string     `json:"errors"`  // of directories that could not be looked at
 
 	unread bool // a map could not be used
 }
+
+// statusNothing says that there was nothing to check.
+const statusNothing = 3
 
 // verifiedIn is one disk directory.
 type verifiedIn struct {
@@ -40,7 +45,8 @@ the fingerprint that its rank noted when it wrote it. Nothing is changed, and no
 may be stuck, or stopped. Ranks that resume meanwhile are told and are no error. Bytes that lie in
 host memory are the rank's alone to check, which it does when it resumes.
 
-Ends with 0 when every block is right, with 1 when one is not.`,
+Ends with 0 when every block is right, with 1 when one is not, and with 3 when there was nothing to
+check. A rank whose process has ended is checked too and called dead: nobody will resume it.`,
 		Example:               `  ebb verify /scratch/$USER`,
 		DisableFlagsInUseLine: true,
 		PreRunE:               func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
@@ -51,10 +57,7 @@ Ends with 0 when every block is right, with 1 when one is not.`,
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			result, err := verifyAll(args)
-			if err != nil {
-				return err
-			}
+			result := verifyAll(args)
 			if asJSON {
 				if err := printJSON(result); err != nil {
 					return err
@@ -62,11 +65,19 @@ Ends with 0 when every block is right, with 1 when one is not.`,
 			} else {
 				result.print()
 			}
+			for _, line := range result.Errors {
+				say(line)
+			}
 			switch {
 			case result.Bad > 0:
 				return statusError(1)
 			case result.unread:
 				return statusError(launch.StatusDirectory)
+			case len(result.Errors) > 0:
+				return statusError(launch.StatusUsage)
+			case !result.Checked:
+				say("nothing was checked")
+				return statusError(statusNothing)
 			}
 			return nil
 		},
@@ -75,28 +86,31 @@ Ends with 0 when every block is right, with 1 when one is not.`,
 	return cmd
 }
 
-// verifyAll checks all directories.
-func verifyAll(dirs []string) (verifyResult, error) {
-	result := verifyResult{MessageType: "verify"}
+// verifyAll checks all directories; what is wrong with one does not keep the others from it.
+func verifyAll(dirs []string) verifyResult {
+	result := verifyResult{MessageType: "verify", DiskDirs: []verifiedIn{}, Errors: []string{}}
 	for _, dir := range dirs {
 		abs, err := filepath.Abs(dir)
 		if err != nil {
-			return result, launch.Usagef("%s: %w; name an absolute path", dir, err)
+			result.Errors = append(result.Errors, fmt.Sprintf("%s: %v; name an absolute path", dir, err))
+			continue
 		}
 		reports, known, err := parked.Verify(abs)
 		if err != nil {
-			return result, launch.Usagef("%w: name the disk directory of the runs", err)
+			result.Errors = append(result.Errors, fmt.Sprintf("%s: name the disk directory of the runs", oneLine(err)))
+			continue
 		}
 		if reports == nil {
 			reports = []parked.Report{}
 		}
 		result.DiskDirs = append(result.DiskDirs, verifiedIn{Dir: abs, Known: known, Ranks: reports})
 		for _, r := range reports {
-			result.Bad += len(r.BadBlocks)
+			result.Bad += r.Bad()
 			result.unread = result.unread || r.Outcome == parked.Unread
+			result.Checked = result.Checked || r.Checked()
 		}
 	}
-	return result, nil
+	return result
 }
 
 // print tells a person: a row for each rank, then what is wrong.
@@ -109,13 +123,18 @@ func (r verifyResult) print() {
 				fmt.Fprintln(table, "RANK\tFILES\tREAD\tBLOCKS\tZERO\tBAD\tRESULT")
 			}
 			fmt.Fprintf(table, "%s\t%d\t%s\t%d\t%d\t%d\t%s\n", filepath.Join(dir.Dir, rank.Rank),
-				rank.Files, humanize.IBytes(rank.Bytes), rank.Blocks, rank.Zero, len(rank.BadBlocks), told(rank))
+				rank.Files, humanize.IBytes(rank.Bytes), rank.Blocks, rank.Zero, rank.Bad(), told(rank))
 		}
 	}
 	_ = table.Flush()
 	for _, dir := range r.DiskDirs {
 		for _, rank := range dir.Ranks {
 			for _, b := range rank.BadBlocks {
+				if b.Blocks > 1 {
+					fmt.Printf("bad: all %d blocks (%s) of the allocation at %s (tag %q) in %s: %s\n",
+						b.Blocks, humanize.IBytes(b.Bytes), b.Address, b.Tag, b.File, b.Why)
+					continue
+				}
 				fmt.Printf("bad: %d bytes at offset %d of the allocation at %s (tag %q) in %s (offset %d): %s\n",
 					b.Bytes, b.Offset, b.Address, b.Tag, b.File, b.At, b.Why)
 			}
@@ -132,6 +151,9 @@ func (r verifyResult) print() {
 // told is the outcome in words.
 func told(r parked.Report) string {
 	var and []string
+	if r.ProcessDead {
+		and = append(and, fmt.Sprintf("process %d has ended; ebb gc removes its files", r.PID))
+	}
 	if r.Host > 0 {
 		and = append(and, humanize.IBytes(r.Host)+" in host memory not checked")
 	}

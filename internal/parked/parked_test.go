@@ -124,6 +124,38 @@ func TestVerifyReadsWhatTheMapSays(t *testing.T) {
 	}
 }
 
+func TestARankWhoseProcessHasEndedIsCalledDead(t *testing.T) {
+	p := newPlace(t)
+	p.m.Owner.StartTime-- // this pid is another process's now
+	must(t, p.file.Write(p.m))
+	if got := p.one(t); got.Outcome != Ended || !got.ProcessDead || got.Bytes != 5000 || !got.Checked() {
+		t.Errorf("%+v", got)
+	}
+	must(t, os.Truncate(filepath.Join(p.dir, "f.bak"), 4096))
+	if got := p.one(t); got.Outcome != Bad || !got.ProcessDead || got.Bad() != 1 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestAFileThatIsGoneIsToldOnce(t *testing.T) {
+	p := newPlace(t)
+	must(t, p.file.Write(p.m))
+	must(t, os.Remove(filepath.Join(p.dir, "f.bak")))
+	got := p.one(t)
+	if got.Outcome != Bad || got.Bad() != 2 || len(got.BadBlocks) != 1 || got.BadBlocks[0].Bytes != 5000 || got.BadBlocks[0].Blocks != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestBytesInHostMemoryAloneAreNotChecked(t *testing.T) {
+	p := newPlace(t)
+	p.m.Allocations = p.m.Allocations[1:]
+	must(t, p.file.Write(p.m))
+	if got := p.one(t); got.Outcome != Good || got.Checked() {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestWhereThereAreNoMaps(t *testing.T) {
 	if reports, known, err := Verify(t.TempDir()); len(reports) > 0 || known || err != nil {
 		t.Errorf("%v %v %v", reports, known, err)
@@ -198,7 +230,7 @@ func TestNoLinkIsFollowed(t *testing.T) {
 	must(t, p.file.Write(p.m))
 	must(t, os.Rename(p.dir, p.dir+"-away"))
 	must(t, os.Symlink(p.dir+"-away", p.dir))
-	if got := p.one(t); got.Outcome != Bad || len(got.BadBlocks) != 2 {
+	if got := p.one(t); got.Outcome != Bad || got.Bad() != 2 {
 		t.Errorf("%+v", got)
 	}
 }

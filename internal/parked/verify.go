@@ -15,6 +15,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/fingerprint"
+	"github.com/ebb-offload/ebb/internal/rankdir"
 )
 
 // Outcome is how the check of one rank ended.
@@ -23,7 +24,8 @@ type Outcome string
 // Outcomes.
 const (
 	Good    Outcome = "good"    // every block holds what was parked
-	Bad     Outcome = "bad"     // some do not: see Report.Blocks
+	Bad     Outcome = "bad"     // some do not: see Report.BadBlocks
+	Ended   Outcome = "dead"    // as good, but the process has ended: nobody will ever resume them
 	Resumed Outcome = "resumed" // meanwhile: what was read says nothing
 	Unread  Outcome = "unread"  // the map cannot be used: see Report.Why
 )
@@ -34,6 +36,7 @@ type Report struct {
 	Outcome     Outcome `json:"outcome"`
 	Why         string  `json:"why,omitempty"`
 	PID         int     `json:"pid,omitempty"`
+	ProcessDead bool    `json:"process_dead"`
 	Allocations int     `json:"allocations"`
 	Files       int     `json:"files"`
 	Bytes       uint64  `json:"bytes"`  // read from them
@@ -45,12 +48,26 @@ type Report struct {
 	BadBlocks   []Wrong `json:"bad"`
 }
 
-// Wrong is a block that does not hold what was parked.
+// Bad is how many blocks do not hold what was parked.
+func (r *Report) Bad() (n int) {
+	for _, b := range r.BadBlocks {
+		n += b.Blocks
+	}
+	return n
+}
+
+// Checked says whether anything could be compared.
+func (r *Report) Checked() bool {
+	return r.Outcome != Resumed && r.Outcome != Unread && (r.Bytes > 0 || r.Zero > 0 || len(r.BadBlocks) > 0)
+}
+
+// Wrong is a block that does not hold what was parked, or all of a file that cannot be opened.
 type Wrong struct {
 	Address string `json:"address"` // of the allocation
 	Tag     string `json:"tag"`
 	Offset  uint64 `json:"offset"` // in the allocation
 	Bytes   uint64 `json:"bytes"`
+	Blocks  int    `json:"blocks"`
 	File    string `json:"file"`
 	At      uint64 `json:"file_offset"`
 	Why     string `json:"why"`
@@ -121,7 +138,7 @@ func (c *check) run() bool {
 		c.report.Outcome, c.report.Why = Unread, fmt.Sprintf("%s: %v", filepath.Join(c.base, ".ebb", c.name), err)
 		return true
 	}
-	c.report.PID = c.m.Owner.PID
+	c.report.PID, c.report.ProcessDead = c.m.Owner.PID, rankdir.Dead(c.m.Owner, rankdir.Local(c.ebb))
 	c.files()
 	slices.SortFunc(c.report.BadBlocks, func(a, b Wrong) int {
 		if n := strings.Compare(a.Address, b.Address); n != 0 {
@@ -130,6 +147,7 @@ func (c *check) run() bool {
 		return int(int64(a.Offset) - int64(b.Offset))
 	})
 	if len(c.report.BadBlocks) == 0 {
+		c.good()
 		return true
 	}
 	// The map goes before the files are written again: only while it is there it was true.
@@ -151,7 +169,15 @@ func (c *check) dropFreed(again *Map) {
 	}
 	c.report.BadBlocks = slices.DeleteFunc(c.report.BadBlocks, func(w Wrong) bool { return freed[w.Address] })
 	if len(c.report.BadBlocks) == 0 {
-		c.report.Outcome = Good
+		c.good()
+	}
+}
+
+// good is the outcome of a rank in whose files nothing is wrong.
+func (c *check) good() {
+	c.report.Outcome = Good
+	if c.report.ProcessDead {
+		c.report.Outcome = Ended
 	}
 }
 
@@ -220,6 +246,7 @@ func (c *check) allocation(r *reader, dir int, err error, a *Allocation) {
 			found.Files = 1
 		}
 	}
+	lost := Wrong{Address: address(a.Address), Tag: a.Tag, File: filepath.Join(c.base, c.m.Rank, a.File)}
 	for _, b := range a.Blocks {
 		switch {
 		case b.State == Zero:
@@ -229,19 +256,23 @@ func (c *check) allocation(r *reader, dir int, err error, a *Allocation) {
 		case !b.Known:
 			found.Unknown++
 		default:
-			why := ""
 			if err != nil {
-				why = err.Error()
-			} else if why = r.check(fd, &b); why == "" || why == other {
+				lost.Blocks, lost.Bytes, lost.Why = lost.Blocks+1, lost.Bytes+b.Bytes, err.Error()
+				continue
+			}
+			why := r.check(fd, &b)
+			if why == "" || why == other {
 				found.Bytes += b.Bytes
 			}
 			if why != "" {
 				found.BadBlocks = append(found.BadBlocks, Wrong{
-					Address: address(a.Address), Tag: a.Tag, Offset: b.Offset, Bytes: b.Bytes,
-					File: filepath.Join(c.base, c.m.Rank, a.File), At: b.At, Why: why,
+					Address: lost.Address, Tag: a.Tag, Offset: b.Offset, Bytes: b.Bytes, Blocks: 1, File: lost.File, At: b.At, Why: why,
 				})
 			}
 		}
+	}
+	if lost.Blocks > 0 {
+		found.BadBlocks = append(found.BadBlocks, lost)
 	}
 	if fd >= 0 {
 		_ = unix.Close(fd)
