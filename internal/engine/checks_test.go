@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/fingerprint"
 	"github.com/ebb-offload/ebb/internal/mem"
 	"github.com/ebb-offload/ebb/internal/store"
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // moments is the driver, and calls what a test wants to happen at moments that only the driver
@@ -723,4 +725,29 @@ func TestAPauseAndAResumeDisturbNoCaptureOfOthers(t *testing.T) {
 	}
 	r.drv = m.Driver
 	check(t, r.Release(h))
+}
+
+// Only a wait that the driver answers with an error tells of an earlier fault.
+func TestAContextThatCannotBeSetIsNoEarlierFault(t *testing.T) {
+	r := newRig(t)
+	r.make(1<<20, 0, disk("x"))
+	for _, nth := range []int{1, 2} { // to wait in it, and to put back what the thread had
+		r.fault(fmt.Sprintf("cuCtxSetCurrent:%d:201", nth))
+		_, err := r.Pause(nil, r.set)
+		if err == nil || errors.Is(err, ErrDeviceFault) || !strings.Contains(err.Error(), "wait for device 0") {
+			t.Errorf("call %d: %v", nth, err)
+		}
+	}
+	r.fault("")
+}
+
+func TestALeaseThatIsNotThereIsAnInvalidSetting(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	check(t, os.WriteFile(file, nil, 0o600))
+	for _, lease := range []string{"/nowhere/rank/lease", t.TempDir() + "/gone", file + "/lease", t.TempDir()} {
+		_, err := Start(Config{LogFD: -1, ChunkBytes: 4 << 20, Driver: testutil.SoftGPU(t), Lease: lease})
+		if Code(err) != CodeInvalid || !strings.Contains(err.Error(), lease) {
+			t.Errorf("%s: code %d, %v", lease, Code(err), err)
+		}
+	}
 }

@@ -179,10 +179,16 @@ func (e *Engine) drain() {
 }
 
 func (e *Engine) synchronizeContext(ctx device.Context, name string) error {
-	err := e.withContext(ctx, e.drv.Synchronize)
+	var fault error
+	err := e.withContext(ctx, func() error {
+		fault = e.drv.Synchronize()
+		return fault
+	})
 	switch {
 	case err == nil:
 		return nil
+	case fault == nil: // it was not asked, or the thread's context could not be put back
+		return fmt.Errorf("wait for %s: %w", name, err)
 	case device.IsCapture(err): // begun by a way that nobody counts
 		return fmt.Errorf("%w: wait for %s: %w", ErrCapture, name, err)
 	default:

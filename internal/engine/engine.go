@@ -176,11 +176,27 @@ func (e *Engine) holdLeases() error {
 			for _, held := range e.leases {
 				err = errors.Join(err, held.Release())
 			}
+			switch {
+			case errors.Is(err, rankdir.ErrInUse):
+				err = fmt.Errorf("%w: %w", ErrState, err)
+			case !ofSystem(err):
+				err = fmt.Errorf("%w: %w", ErrInvalid, err)
+			}
 			return fmt.Errorf("hold the lease %s of this rank: %w", path, err)
 		}
 		e.leases = append(e.leases, l)
 	}
 	return nil
+}
+
+// ofSystem says whether an error is a lack of the system's, or a failure, and not about what was named.
+func ofSystem(err error) bool {
+	for _, is := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOLCK, unix.EIO} {
+		if errors.Is(err, is) {
+			return true
+		}
+	}
+	return false
 }
 
 // Settings of the process that a pause or resume takes anew each time.
