@@ -120,8 +120,20 @@ func (s *Store) withFile(f *diskFile, n int64, op func(fd int, direct bool) erro
 
 // writeAll writes all of p at off.
 func writeAll(sys filesys.System, fd int, p []byte, off int64, direct bool) error {
-	write := func(p []byte, off int64) (int, error) { return sys.Pwrite(fd, p, off) }
+	write := func(p []byte, off int64) (int, error) {
+		n, err := sys.Pwrite(fd, p, off)
+		if errors.Is(err, unix.EINVAL) && overLimit(off+int64(len(p))) {
+			err = unix.EFBIG // cut at the limit, the write is no longer one that direct I/O takes
+		}
+		return n, err
+	}
 	return moveAll(write, p, off, direct, io.ErrShortWrite)
+}
+
+// overLimit reports whether a file of size bytes is larger than this process may make files (RLIMIT_FSIZE).
+func overLimit(size int64) bool {
+	var limit unix.Rlimit
+	return unix.Getrlimit(unix.RLIMIT_FSIZE, &limit) == nil && uint64(size) > limit.Cur
 }
 
 // readAll fills p from off; the end of the file within p is an error.
