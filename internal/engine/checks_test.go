@@ -751,3 +751,16 @@ func TestALeaseThatIsNotThereIsAnInvalidSetting(t *testing.T) {
 		}
 	}
 }
+
+// Only a lack of room tells how much room a pause takes.
+func TestALackOfDescriptorsIsNoLackOfRoom(t *testing.T) {
+	for fault, room := range map[string]bool{"open:*:EMFILE": false, "fallocate:*:ENOSPC": true} {
+		r := newRigWith(t, Config{ChunkBytes: 4 << 20, FileFaults: fault})
+		r.make(1<<20, 0, disk("x"))
+		r.make(1<<20, 0, disk("x"))
+		_, err := r.Pause(nil, r.set)
+		if err == nil || (Code(err) == CodeNoSpace) != room || strings.Contains(err.Error(), "more in all") != room {
+			t.Errorf("%s: %v", fault, err)
+		}
+	}
+}

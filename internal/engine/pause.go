@@ -9,6 +9,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/fingerprint"
+	"github.com/ebb-offload/ebb/internal/hostmem"
 	"github.com/ebb-offload/ebb/internal/pipeline"
 	"github.com/ebb-offload/ebb/internal/plan"
 	"github.com/ebb-offload/ebb/internal/store"
@@ -235,7 +236,8 @@ func (e *Engine) openBackings(set []*alloc.Allocation) (held []store.Backing, fr
 			return nil
 		}
 		if held[i], made[i], err = e.backings.open(a); err != nil {
-			if more := need[a.Backup]; more > a.Size {
+			lacking := errors.Is(err, store.ErrNoSpace) || errors.Is(err, hostmem.ErrMemory)
+			if more := need[a.Backup]; lacking && more > a.Size {
 				err = fmt.Errorf("this pause takes %s more in all: %w", store.Size(more), err)
 			}
 		}
