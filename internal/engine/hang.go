@@ -110,6 +110,10 @@ func (e *Engine) removeAll() {
 // leftOnDisk says what an exit leaves behind, and why.
 func (e *Engine) leftOnDisk(why string) string {
 	u := e.backings.files.Usage()
-	return fmt.Sprintf("%d backup files (%s) stay behind, for the launcher or ebb gc to remove when the disk answers: %s",
-		u.Files, store.Size(u.DiskBytes), why)
+	files := fmt.Sprintf("%d backup files", u.Files)
+	if u.Files == 1 {
+		files = "1 backup file"
+	}
+	return fmt.Sprintf("%s (%s) left behind, for the launcher or ebb gc to remove when the disk answers: %s",
+		files, store.Size(u.DiskBytes), why)
 }

@@ -9,11 +9,12 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/ebb-offload/ebb/internal/rankdir"
+	"github.com/ebb-offload/ebb/internal/usage"
 )
 
 // GC removes what dead runs left in a disk directory: rank directories that ebb made, and data
 // files, in the directory itself or in those that ebb env names, whose process is known to be
-// dead. An error with StatusUsage means that dir cannot be a disk directory.
+// dead; and those directories, when they are empty. An error with StatusUsage means that dir cannot be a disk directory.
 func GC(dir string, how rankdir.SweepOptions) ([]rankdir.Report, error) {
 	switch info, err := os.Lstat(dir); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -27,9 +28,13 @@ func GC(dir string, how rankdir.SweepOptions) ([]rankdir.Report, error) {
 	}
 	reports, err := rankdir.Sweep(dir, how)
 	errs := []error{err}
+	how.Empty = true
 	bare, err := rankdir.SweepBare(dir, reports, how)
 	reports = append(reports, bare...)
 	errs = append(errs, err)
+	if !how.Dry {
+		errs = append(errs, usage.Tidy(dir))
+	}
 	return reports, errors.Join(errs...)
 }
 

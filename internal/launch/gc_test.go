@@ -98,6 +98,40 @@ func countFiles(reports []rankdir.Report) (n int) {
 	return n
 }
 
+func TestGCRemovesTheEmptyDirectoriesOfUnsupervisedRanks(t *testing.T) {
+	d := disk(t)
+	dead, gone := deadOwner(t), filepath.Join(d, "job")
+	plant(t, filepath.Join(gone, "actor_cell0_rank0", dead.DataFile(1)))
+	stay := []string{
+		plant(t, filepath.Join(d, "other", "actor_cell0_rank0", "model.bak")),
+		filepath.Join(d, "empty", "checkpoints"), filepath.Join(d, "open", "actor_cell0_rank0"),
+	}
+	for _, dir := range append(stay[1:], filepath.Join(gone, "actor_cell0_rank1"), filepath.Join(d, "run-1-2-0123abcd")) {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(stay[2], 0o755); err != nil { // not as ebb makes them
+		t.Fatal(err)
+	}
+	if _, err := GC(d, rankdir.SweepOptions{Dry: true}); err != nil || !exists(filepath.Join(gone, "actor_cell0_rank1")) {
+		t.Fatalf("a dry run removed a directory, or %v", err)
+	}
+	if _, err := GC(d, rankdir.SweepOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{gone, filepath.Join(d, "run-1-2-0123abcd")} {
+		if exists(dir) {
+			t.Errorf("%s is left", dir)
+		}
+	}
+	for _, path := range stay {
+		if !exists(path) {
+			t.Errorf("%s was removed", path)
+		}
+	}
+}
+
 func TestGCOfNothing(t *testing.T) {
 	if reports, err := GC(disk(t), rankdir.SweepOptions{}); len(reports) > 0 || err != nil {
 		t.Error(reports, err)

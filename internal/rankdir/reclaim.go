@@ -113,9 +113,9 @@ func (r *reclaimer) run() (Report, error) {
 	}
 	switch {
 	case len(rep.Left) > 0 && replaced:
-		return keep(fmt.Sprintf("another directory has taken its place, and %d names in it are not ebb's to remove", len(rep.Left)))
+		return keep(fmt.Sprintf("another directory has taken its place, and %s not ebb's to remove", counted(len(rep.Left))))
 	case len(rep.Left) > 0:
-		return keep(fmt.Sprintf("%d names in it are not ebb's to remove", len(rep.Left)))
+		return keep(counted(len(rep.Left)) + " not ebb's to remove")
 	case replaced && !private(dir):
 		return keep("another directory has taken its place, and not one that ebb made")
 	}
@@ -138,6 +138,13 @@ func (r *reclaimer) run() (Report, error) {
 	}
 	rep.State = Reclaimed
 	return rep, r.removeJob()
+}
+
+func counted(names int) string {
+	if names == 1 {
+		return "1 name in it is"
+	}
+	return fmt.Sprintf("%d names in it are", names)
 }
 
 // unusable reports a directory that is not as ebb made it; other errors are passed on.

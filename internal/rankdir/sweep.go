@@ -3,6 +3,7 @@ package rankdir
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -16,6 +17,8 @@ import (
 type SweepOptions struct {
 	Dry     bool // only report
 	Discard bool // give the blocks of files back before their names go, where that can be done
+	// Empty: SweepBare removes directories that are named as those of ranks are and have nothing in them.
+	Empty bool
 }
 
 // Sweep reclaims what dead ranks left under a base directory. Live ranks are left alone, and so
@@ -244,7 +247,8 @@ func OfDir(path string) (base string, id Identity, ok bool) {
 // SweepBare removes the data files whose process is known to be dead from a directory that ebb
 // did not make (one given to ranks without a supervisor), and from the directories below it that
 // are named as rank directories are: <dir>/<job>/<role>_cell<C>_rank<R>. Those of the reports in
-// seen are left out. Nothing else is touched or reported, and no symlink is followed, even one that
+// seen are left out. With Empty such a directory that is empty then goes too, and its job's with the last
+// one: a rank that lives makes them anew when it pauses. Nothing else is touched or reported, and no symlink is followed, even one that
 // takes a directory's place meanwhile.
 func SweepBare(dir string, seen []Report, how SweepOptions) ([]Report, error) {
 	base, err := filepath.Abs(dir)
@@ -312,12 +316,34 @@ func (s *bareSweep) job(base int, name, path string) {
 	ranks, err := names(fd)
 	if err != nil {
 		s.fail(path, err)
+		return
 	}
+	ours := defaultJob.MatchString(name)
 	for _, rank := range ranks {
 		if dirName.MatchString(rank) {
 			s.rank(fd, rank, filepath.Join(path, rank))
+			ours = s.removeEmpty(fd, rank, filepath.Join(path, rank)) || ours
 		}
 	}
+	if ours {
+		s.removeEmpty(base, name, path)
+	}
+}
+
+// defaultJob is the name of a job that nobody named: see launch.DefaultJob.
+var defaultJob = regexp.MustCompile(`^run-[0-9]+-[0-9]+-[0-9a-f]{8}$`)
+
+// removeEmpty removes an empty directory of this user that is as ebb makes them, unless it is one of the reports.
+func (s *bareSweep) removeEmpty(parent int, name, path string) bool {
+	if !s.how.Empty || s.how.Dry || slices.ContainsFunc(s.seen, func(r Report) bool { return r.Dir == path }) {
+		return false
+	}
+	var st unix.Stat_t
+	err := retry(func() error { return unix.Fstatat(parent, name, &st, unix.AT_SYMLINK_NOFOLLOW) })
+	if err != nil || st.Mode != unix.S_IFDIR|0o700 || int(st.Uid) != os.Geteuid() {
+		return false
+	}
+	return retry(func() error { return unix.Unlinkat(parent, name, unix.AT_REMOVEDIR) }) == nil // else it has something in it
 }
 
 func (s *bareSweep) rank(job int, name, path string) {

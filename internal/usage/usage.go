@@ -348,6 +348,30 @@ func Collect(base string, ranks []string) error {
 	})
 }
 
+// Tidy removes the records of processes that have ended and left neither files nor a lease, and the
+// file with the last one.
+func Tidy(base string) error {
+	return inspect(base, func(f *file, list []Record) error {
+		t := Table{base: base, place: -1}
+		left := 0
+		for i := range list {
+			switch {
+			case list[i].Rank == "":
+			case t.over(f, &list[i]):
+				if err := f.write(i, Record{}); err != nil {
+					return err
+				}
+			default:
+				left++
+			}
+		}
+		if left > 0 {
+			return nil
+		}
+		return f.sys.Unlinkat(f.ebb, fileName)
+	})
+}
+
 // inspect calls look with the file locked, if there is one.
 func inspect(base string, look func(*file, []Record) error) error {
 	sys := filesys.Kernel{}

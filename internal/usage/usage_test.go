@@ -291,6 +291,35 @@ func TestTheFileGoesWithTheLastRecord(t *testing.T) {
 
 // A record whose rank has neither files nor lease is for others to use; so that the file does not
 // grow with every rank that was killed.
+func TestTheFileGoesWhenOnlyTheDeadAreInIt(t *testing.T) {
+	base := newBase(t)
+	const rank = "j/actor_cell0_rank0"
+	dead := self(t)
+	dead.StartTime--
+	live := newTestTable(t, base, "k/actor_cell0_rank0")
+	lease := filepath.Join(base, ebbDir, "j__actor_cell0_rank0.lease")
+	must(t, os.WriteFile(lease, nil, 0o600))
+	must(t, NewTable(filesys.Kernel{}, base, rank, dead).Take(5, 0))
+	must(t, live.Take(5, 0))
+	must(t, Tidy(base))
+	if n := len(records(t, base)); n != 2 {
+		t.Errorf("%d records, want that of the lease too", n)
+	}
+	must(t, os.Remove(lease))
+	must(t, Tidy(base))
+	if got := records(t, base); len(got) != 1 || got[0].Rank != "k/actor_cell0_rank0" {
+		t.Errorf("%+v", got)
+	}
+	must(t, Collect(base, nil)) // a live record keeps the file
+	must(t, inspect(base, func(f *file, _ []Record) error { return f.write(live.place, Record{}) }))
+	must(t, Tidy(base))
+	if _, err := os.Stat(filepath.Join(base, ebbDir, fileName)); !os.IsNotExist(err) {
+		t.Errorf("the file is left: %v", err)
+	}
+	must(t, Tidy(base))
+	must(t, Tidy(t.TempDir()))
+}
+
 func TestPlacesOfTheDeadAreUsedAgain(t *testing.T) {
 	base := newBase(t)
 	for i := range 40 {

@@ -118,7 +118,7 @@ func (m mount) obey(t *testing.T, control string, said func() string, ended <-ch
 			return o
 		case <-time.After(5 * time.Millisecond):
 		}
-		if !exiting && strings.Contains(said(), "stay behind") {
+		if !exiting && strings.Contains(said(), "left behind") {
 			exiting = true
 			if err := m.thaw(); err != nil {
 				t.Error(err)
