@@ -22,7 +22,7 @@ func verify(t *testing.T, base, want string) []parked.Report {
 	got := ""
 	for _, r := range reports {
 		got += fmt.Sprintf("%s %s: %d allocations, %d files, %d blocks, %d zero, %d dead, %d bad, %d bytes; ",
-			r.Rank, r.Outcome, r.Allocations, r.Files, r.Blocks, r.Zero, r.Dead, len(r.BadBlocks), r.Bytes)
+			r.Rank, r.Outcome, r.Allocations, r.Files, r.Blocks, r.Zero, r.Dead, r.Bad(), r.Bytes)
 	}
 	if got != want {
 		t.Errorf("%s:\n got %s\nwant %s", base, got, want)
@@ -47,7 +47,7 @@ func TestWhatIsParkedCanBeCheckedFromOutside(t *testing.T) {
 	// One bit, in the middle of a block in use.
 	r.flip(a, 8*(2<<20+700))
 	found := verify(t, base, rank+" bad: 2 allocations, 2 files, 11 blocks, 2 zero, 2 dead, 1 bad, 3145733 bytes; ")[0].BadBlocks[0]
-	if want := fmt.Sprintf("{Address:%v Tag:x Offset:2097152 Bytes:524288 File:%s At:2097152 Why:other bytes}", a.addr, r.path(a)); fmt.Sprintf("%+v", found) != want {
+	if want := fmt.Sprintf("{Address:%v Tag:x Offset:2097152 Bytes:524288 Blocks:1 File:%s At:2097152 Why:other bytes}", a.addr, r.path(a)); fmt.Sprintf("%+v", found) != want {
 		t.Errorf("got %+v\nwant %s", found, want)
 	}
 	r.flip(a, 8*(2<<20+700))
