@@ -6,8 +6,9 @@
         ...                     # it is off the GPU here
     ...                         # the same bytes at the same addresses
 
-The library libebb.so must be preloaded: start the program with `ebb run`, or with LD_PRELOAD set to
-what `python3 -m ebb preload-path` prints. Without it every function raises NotLoaded.
+The library libebb.so must be preloaded: start the program with `ebb run --offload-train`, or with
+LD_PRELOAD set to what `python3 -m ebb preload-path` prints. Without it every function
+raises NotLoaded.
 
 Sizes are bytes, times are seconds. Every function may be called on any thread; region and disable
 change only the calling one. For PyTorch see ebb.torch. Everything raised is an Error.

@@ -187,7 +187,7 @@ def _not_preloaded() -> str:
         path = library_path()
     except NotLoaded:
         path = "/path/to/libebb.so"
-    return f"{text}: start the program with `ebb run` or `ebb exec`, or with LD_PRELOAD={path}"
+    return f"{text}: start the program with `ebb run --offload-train` or `ebb exec --offload-train`, or with LD_PRELOAD={path}"
 
 
 def _declare(found: ctypes.CDLL) -> ctypes.CDLL:

@@ -24,7 +24,7 @@ for call in calls:
         call()
     except ebb.NotLoaded as err:
         text = str(err)
-        assert f"process {os.getpid()} " in text and "LD_PRELOAD=" in text, text
+        assert f"process {os.getpid()} " in text and "ebb run --offload-train" in text and "LD_PRELOAD=" in text, text
         print("refused")
 print(text)
 """
