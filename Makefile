@@ -67,7 +67,7 @@ programs: softgpu ## the demo's programs
 	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(GO_LDFLAGS)' -o $(DIST)/bin/ebb-demo ./examples/demo
 
 .PHONY: ptx
-ptx: ## compile the GPU kernel after its source changed: internal/device/cuda/fingerprint.ptx
+ptx: ## compile the GPU kernel after its source changed (internal/device/cuda)
 	@$(PYTHON) scripts/make-ptx.py
 
 .PHONY: wheel
@@ -130,7 +130,7 @@ fuzz: softgpu ## every fuzz target, each for FUZZTIME (5s)
 	@scripts/fuzz.sh
 
 .PHONY: gpu-wheels
-gpu-wheels: ## fetch the published torch_memory_saver and vLLM's sleep allocator, for scripts/test-gpu.sh on a machine without a network
+gpu-wheels: ## fetch torch_memory_saver and vLLM's allocator, for test-gpu.sh without a network
 	@mkdir -p build/wheels
 	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --platform manylinux2014_x86_64 --python-version 3.12 --dest build/wheels torch-memory-saver==0.0.10
 	PYTHON=$(PYTHON) scripts/fetch-vllm-allocator.sh
