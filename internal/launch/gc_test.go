@@ -114,6 +114,12 @@ func TestGCRemovesTheEmptyDirectoriesOfUnsupervisedRanks(t *testing.T) {
 	if err := os.Chmod(stay[2], 0o755); err != nil { // not as ebb makes them
 		t.Fatal(err)
 	}
+	claim, err := rankdir.NewClaim(d, rankdir.Identity{Job: "live", Role: "actor"}, rankdir.ClaimOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer claim.Close()
+	stay = append(stay, claim.Dir())
 	if _, err := GC(d, rankdir.SweepOptions{Dry: true}); err != nil || !exists(filepath.Join(gone, "actor_cell0_rank1")) {
 		t.Fatalf("a dry run removed a directory, or %v", err)
 	}
@@ -124,6 +130,10 @@ func TestGCRemovesTheEmptyDirectoriesOfUnsupervisedRanks(t *testing.T) {
 		if exists(dir) {
 			t.Errorf("%s is left", dir)
 		}
+	}
+	// A claim that was made after gc had looked for ranks is not in the list of those.
+	if _, err := rankdir.SweepBare(d, nil, rankdir.SweepOptions{Empty: true}); err != nil {
+		t.Fatal(err)
 	}
 	for _, path := range stay {
 		if !exists(path) {

@@ -322,7 +322,9 @@ func (s *bareSweep) job(base int, name, path string) {
 	for _, rank := range ranks {
 		if dirName.MatchString(rank) {
 			s.rank(fd, rank, filepath.Join(path, rank))
-			ours = s.removeEmpty(fd, rank, filepath.Join(path, rank)) || ours
+			if !leased(base, name, rank) { // a claim that is under way has its lease first
+				ours = s.removeEmpty(fd, rank, filepath.Join(path, rank)) || ours
+			}
 		}
 	}
 	if ours {
@@ -332,6 +334,14 @@ func (s *bareSweep) job(base int, name, path string) {
 
 // defaultJob is the name of a job that nobody named: see launch.DefaultJob.
 var defaultJob = regexp.MustCompile(`^run-[0-9]+-[0-9]+-[0-9a-f]{8}$`)
+
+// leased says whether a rank directory has a lease, or may have one.
+func leased(base int, job, rank string) bool {
+	var st unix.Stat_t
+	name := filepath.Join(ebbDir, job+"__"+rank+leaseSuffix)
+	err := retry(func() error { return unix.Fstatat(base, name, &st, unix.AT_SYMLINK_NOFOLLOW) })
+	return !errors.Is(err, unix.ENOENT)
+}
 
 // removeEmpty removes an empty directory of this user that is as ebb makes them, unless it is one of the reports.
 func (s *bareSweep) removeEmpty(parent int, name, path string) bool {
