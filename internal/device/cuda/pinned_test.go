@@ -19,12 +19,14 @@ func reset(t *testing.T, d device.Driver, ordinal int) {
 	must(t, d.SetContext(ctx))
 }
 
+// kept is the memory of pages, which is never given up: a pinner that is collected ends the process.
+var kept runtime.Pinner
+
 // pages is memory of the test's own, whole pages, and its address.
 func pages(n int) unsafe.Pointer {
 	const page = 4096
 	p := make([]byte, n+page)
-	var keep runtime.Pinner
-	keep.Pin(&p[0]) // for good
+	kept.Pin(&p[0])
 	first := unsafe.Pointer(&p[0])
 	return unsafe.Add(first, -uintptr(first)&(page-1))
 }
