@@ -121,7 +121,7 @@ test-long: export EBB_TEST_LONG = 1
 test-long: build ## long forms of the random and kill tests; prints their seeds
 	$(GO) test -race -count=1 -timeout 30m -v -skip '$(SWEEPS)' $(GO_UNIT) 2>&1 | scripts/summarise-tests.sh
 	$(GO) test -count=1 -timeout 30m -v -run '$(SWEEPS)' ./internal/engine 2>&1 | scripts/summarise-tests.sh
-	$(GO) test -count=1 -timeout 30m -v ./test/e2e 2>&1 | scripts/summarise-tests.sh
+	$(GO) test -count=1 -timeout 40m -v ./test/e2e 2>&1 | scripts/summarise-tests.sh
 	$(MAKE) --silent -C softgpu test 2>&1 | scripts/count-tests.sh softgpu
 	@echo "make test-long: all passed"
 

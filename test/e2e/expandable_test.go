@@ -44,7 +44,7 @@ func TestTheExpandableAllocatorWorksWithoutEbb(t *testing.T) {
 func TestExpandableSegmentsComeBack(t *testing.T) {
 	binary, rng, rounds, steps := expandable(t), random(t), 1, 500
 	if long() {
-		rounds, steps = 10, 4000
+		rounds, steps = 3, 3000
 	}
 	for range rounds {
 		seed := rng.Text()
