@@ -1,7 +1,6 @@
 package hostmem
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 const mib = 1 << 20
@@ -491,7 +492,7 @@ func TestMappingFlags(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, memory := range map[string][]byte{"region": whole(t, alloc(t, a, 5*mib)), "pages": p} {
-		flags := vmFlags(t, address(memory))
+		flags := testutil.VMFlags(t, address(memory))
 		want := []string{"dc", "dd"}
 		if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err == nil {
 			want = append(want, "hg")
@@ -611,28 +612,4 @@ func TestArenaAgreesWithItsRules(t *testing.T) {
 
 // mapped reports whether an arena's mapping is at p: whoever else uses the address does not keep it
 // from forked children.
-func mapped(t *testing.T, p unsafe.Pointer) bool { return vmFlags(t, p)["dc"] }
-
-// vmFlags are the kernel's flags of the mapping at p (proc_pid_smaps(5)); none when p is not mapped.
-func vmFlags(t *testing.T, p unsafe.Pointer) map[string]bool {
-	t.Helper()
-	f, err := os.Open("/proc/self/smaps")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	flags := map[string]bool{}
-	inside := false
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		var lo, hi uintptr
-		if n, _ := fmt.Sscanf(lines.Text(), "%x-%x ", &lo, &hi); n == 2 {
-			inside = lo <= uintptr(p) && uintptr(p) < hi
-		}
-		if text, ok := strings.CutPrefix(lines.Text(), "VmFlags:"); ok && inside {
-			for _, flag := range strings.Fields(text) {
-				flags[flag] = true
-			}
-		}
-	}
-	return flags
-}
+func mapped(t *testing.T, p unsafe.Pointer) bool { return testutil.VMFlags(t, p)["dc"] }

@@ -79,7 +79,7 @@ func parseCgroupMounts(text string) []cgroupMount {
 		}
 		v2 := g[0] == "cgroup2"
 		v1memory := g[0] == "cgroup" && slices.Contains(strings.Split(g[2], ","), "memory")
-		m := cgroupMount{root: unescape(f[3]), point: unescape(f[4]), v2: v2}
+		m := cgroupMount{root: Unescape(f[3]), point: Unescape(f[4]), v2: v2}
 		if (v2 || v1memory) && strings.HasPrefix(m.root, "/") && strings.HasPrefix(m.point, "/") {
 			mounts = append(mounts, m)
 		}
@@ -87,8 +87,8 @@ func parseCgroupMounts(text string) []cgroupMount {
 	return mounts
 }
 
-// unescape undoes the kernel's \040 for blanks and the like.
-func unescape(s string) string {
+// Unescape undoes the kernel's \040 for blanks and the like in a field of mountinfo (proc_pid_mountinfo(5)).
+func Unescape(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
 		if s[i] == '\\' && i+3 < len(s) {

@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/hostmem"
 )
 
 // CheckDirectory checks whether ebb may keep rank directories in dir, before anything is made.
@@ -243,25 +245,9 @@ func parseMountinfo(table string) []mount {
 		if err != nil {
 			continue
 		}
-		mounts = append(mounts, mount{id: id, point: unescapeOctal(f[4]), fsType: g[0]})
+		mounts = append(mounts, mount{id: id, point: hostmem.Unescape(f[4]), fsType: g[0]})
 	}
 	return mounts
-}
-
-// unescapeOctal undoes the kernel's \040 for blanks and the like.
-func unescapeOctal(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
 }
 
 func ownerOf(info fs.FileInfo) (uid int, ok bool) {

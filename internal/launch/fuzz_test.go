@@ -14,6 +14,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/ebb-offload/ebb/internal/rankdir"
+
+	"github.com/ebb-offload/ebb/internal/hostmem"
 )
 
 // What a flag's parser accepts is within its bounds.
@@ -267,8 +269,8 @@ func FuzzMountinfo(f *testing.F) {
 		if id, err := parseMountID(table); err != nil && id != 0 {
 			t.Errorf("%d beside the error %v", id, err)
 		}
-		if len(unescapeOctal(table)) > len(table) {
-			t.Errorf("%q grew to %q", table, unescapeOctal(table))
+		if len(hostmem.Unescape(table)) > len(table) {
+			t.Errorf("%q grew to %q", table, hostmem.Unescape(table))
 		}
 	})
 }

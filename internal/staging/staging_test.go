@@ -1,7 +1,6 @@
 package staging
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +14,8 @@ import (
 	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/hostmem"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // registry is the driver's side of registration: it remembers what is pinned.
@@ -107,7 +108,7 @@ func TestMappingFlags(t *testing.T) {
 	}
 	defer s.Close()
 	for _, i := range []int{0, s.Blocks() - 1} {
-		flags := vmFlags(t, unsafe.Pointer(&s.Block(i)[0]))
+		flags := testutil.VMFlags(t, unsafe.Pointer(&s.Block(i)[0]))
 		for _, want := range []string{"dc", "dd"} {
 			if !flags[want] {
 				t.Errorf("block %d: flag %q missing in %v", i, want, flags)
@@ -178,7 +179,7 @@ func TestRefusedRegistrationLeavesNothing(t *testing.T) {
 			var at unsafe.Pointer
 			o.Register = func(p unsafe.Pointer, n uint64) error {
 				at = p
-				if !vmFlags(t, p)["dc"] {
+				if !testutil.VMFlags(t, p)["dc"] {
 					t.Error("registered memory is not the chunk")
 				}
 				return c.refuse
@@ -194,7 +195,7 @@ func TestRefusedRegistrationLeavesNothing(t *testing.T) {
 			if !errors.As(err, &m) || m.Bytes != 1<<20 || !strings.Contains(err.Error(), "1048576") {
 				t.Errorf("%v does not carry the number of bytes", err)
 			}
-			if vmFlags(t, at)["dc"] {
+			if testutil.VMFlags(t, at)["dc"] {
 				t.Error("the mapping is still there")
 			}
 		})
@@ -225,7 +226,7 @@ func TestCloseGivesTheMemoryBack(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if len(r.pinned) != 0 || vmFlags(t, at)["dc"] {
+	if len(r.pinned) != 0 || testutil.VMFlags(t, at)["dc"] {
 		t.Error("still registered or mapped")
 	}
 	if err := s.Close(); err != nil {
@@ -246,35 +247,9 @@ func TestCloseGivesTheMemoryBackWhenTheDriverRefuses(t *testing.T) {
 	if err := s.Close(); !errors.Is(err, refused) {
 		t.Errorf("Close = %v", err)
 	}
-	if vmFlags(t, at)["dc"] {
+	if testutil.VMFlags(t, at)["dc"] {
 		t.Error("still mapped")
 	}
-}
-
-// vmFlags are the kernel's flags of the mapping at p (proc_pid_smaps(5)); none when p is not
-// mapped. Whoever reuses an address of the chunk does not set "dc", so its absence shows that the
-// chunk is gone.
-func vmFlags(t *testing.T, p unsafe.Pointer) map[string]bool {
-	t.Helper()
-	f, err := os.Open("/proc/self/smaps")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	flags := map[string]bool{}
-	inside := false
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		var lo, hi uintptr
-		if n, _ := fmt.Sscanf(lines.Text(), "%x-%x ", &lo, &hi); n == 2 {
-			inside = lo <= uintptr(p) && uintptr(p) < hi
-		}
-		if text, ok := strings.CutPrefix(lines.Text(), "VmFlags:"); ok && inside {
-			for _, flag := range strings.Fields(text) {
-				flags[flag] = true
-			}
-		}
-	}
-	return flags
 }
 
 // mappedInChild forks, and says whether the child has the page at p.
