@@ -1,34 +1,11 @@
 package engine
 
 import (
-	"bufio"
-	"fmt"
-	"os"
-	"slices"
-	"strings"
 	"testing"
 	"unsafe"
-)
 
-// vmFlags are what the kernel says of the mapping at p.
-func vmFlags(t *testing.T, p unsafe.Pointer) (flags []string) {
-	t.Helper()
-	f, err := os.Open("/proc/self/smaps")
-	check(t, err)
-	defer func() { _ = f.Close() }()
-	inside := false
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		var lo, hi uintptr
-		if n, _ := fmt.Sscanf(lines.Text(), "%x-%x ", &lo, &hi); n == 2 {
-			inside = lo <= uintptr(p) && uintptr(p) < hi
-		}
-		if text, ok := strings.CutPrefix(lines.Text(), "VmFlags:"); ok && inside {
-			return strings.Fields(text)
-		}
-	}
-	t.Fatalf("nothing is mapped at %p", p)
-	return nil
-}
+	"github.com/ebb-offload/ebb/internal/testutil"
+)
 
 // The bytes of the actor lie in the staging buffer, in host memory of backups, and in what is made in
 // place of quarantined memory: a core dump has none of it ("dd"), and neither has a forked child
@@ -51,11 +28,11 @@ func TestParkedBytesAreInNoCoreDump(t *testing.T) {
 			r.pause()
 			p, err := r.BackupPointer(a.addr, 1)
 			check(t, err)
-			flags := vmFlags(t, p)
-			if !slices.Contains(flags, "dd") || c.ours && !slices.Contains(flags, "dc") {
+			flags := testutil.VMFlags(t, p)
+			if !flags["dd"] || c.ours && !flags["dc"] {
 				t.Errorf("the backup: %v", flags)
 			}
-			if flags := vmFlags(t, unsafe.Pointer(&r.staging.Block(0)[0])); !slices.Contains(flags, "dd") || !slices.Contains(flags, "dc") {
+			if flags := testutil.VMFlags(t, unsafe.Pointer(&r.staging.Block(0)[0])); !flags["dd"] || !flags["dc"] {
 				t.Errorf("the staging buffer: %v", flags)
 			}
 			r.resume()
@@ -67,7 +44,7 @@ func TestParkedBytesAreInNoCoreDump(t *testing.T) {
 	r.pause()
 	memory, free, err := r.spareBlock()
 	check(t, err)
-	if flags := vmFlags(t, unsafe.Pointer(&memory[0])); !slices.Contains(flags, "dd") || !slices.Contains(flags, "dc") {
+	if flags := testutil.VMFlags(t, unsafe.Pointer(&memory[0])); !flags["dd"] || !flags["dc"] {
 		t.Errorf("memory in place of what is in quarantine: %v", flags)
 	}
 	check(t, free())
