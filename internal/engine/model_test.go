@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -330,8 +331,11 @@ func (r *rig) cycle(random *rand.Rand, reg Region, dev, size int, resume bool) e
 			return err
 		}
 		clear(got)
-		if err := r.Read(addr, got, false); err != nil || !bytes.Equal(got, want) {
-			return fmt.Errorf("read while paused: other bytes, or %v", err)
+		if err := r.Read(addr, got, false); err != nil {
+			return fmt.Errorf("read while paused: %w", err)
+		}
+		if !bytes.Equal(got, want) {
+			return errors.New("read while paused: other bytes")
 		}
 		if !resume {
 			break
@@ -342,8 +346,11 @@ func (r *rig) cycle(random *rand.Rand, reg Region, dev, size int, resume bool) e
 		clear(got)
 		if err := r.transfer(dev, func(s device.Stream) error {
 			return r.drv.CopyToHost(unsafe.Pointer(&got[0]), addr, uint64(size), s)
-		}); err != nil || !bytes.Equal(got, want) {
-			return fmt.Errorf("after the resume: other bytes, or %v", err)
+		}); err != nil {
+			return fmt.Errorf("after the resume: %w", err)
+		}
+		if !bytes.Equal(got, want) {
+			return errors.New("after the resume: other bytes")
 		}
 	}
 	return r.Free(addr, false)

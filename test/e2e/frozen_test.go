@@ -85,14 +85,16 @@ func stoppedServer(t *testing.T) mount {
 			t.Errorf("unmount: %v: %s", err, out)
 			_ = server.Process.Kill()
 		}
-		<-ended
+		if err := <-ended; err != nil {
+			t.Logf("bindfs: %v", err)
+		}
 	})
 	device := func(path string) uint64 {
 		var st syscall.Stat_t
 		if err := syscall.Stat(path, &st); err != nil {
 			t.Fatal(err)
 		}
-		return uint64(st.Dev)
+		return st.Dev
 	}
 	for deadline := time.Now().Add(hangs); device(dir) == device(base); {
 		select {
