@@ -1,0 +1,284 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/ebb-offload/ebb/internal/control"
+	"github.com/ebb-offload/ebb/internal/control/client"
+)
+
+// State is how an operation went on a rank.
+type State string
+
+// The states of an Outcome.
+const (
+	Done      State = "done"
+	Failed    State = "failed"    // the rank refused, or memory that it released is not free
+	Late      State = "late"      // no safe point, or no answer, by the deadline
+	Gone      State = "gone"      // its process ended meanwhile
+	Withdrawn State = "withdrawn" // the caller's context ended before it began
+)
+
+// Outcome is how an operation went on one rank. Done is set where something was done, Err where something is
+// wrong: both after a pause in part.
+type Outcome struct {
+	Rank
+	State   State          `json:"state"`
+	Done    *control.Done  `json:"done,omitempty"`
+	Err     *control.Error `json:"error,omitempty"`
+	Seconds float64        `json:"seconds"` // until it was known
+}
+
+// Report is how an operation went on all ranks.
+type Report struct {
+	Operation string    `json:"operation"` // pause, resume
+	Outcomes  []Outcome `json:"ranks"`
+	Seconds   float64   `json:"seconds"`
+}
+
+// OK reports whether it is done on every rank.
+func (r Report) OK() bool { return len(r.In(Done)) == len(r.Outcomes) }
+
+// Late are the outcomes of ranks that a deadline passed for.
+func (r Report) Late() []Outcome { return r.In(Late) }
+
+// Failed are the outcomes of ranks that refused, failed or ended.
+func (r Report) Failed() []Outcome { return r.In(Failed, Gone) }
+
+// In are the outcomes in one of the states.
+func (r Report) In(states ...State) []Outcome {
+	var found []Outcome
+	for _, o := range r.Outcomes {
+		for _, s := range states {
+			if o.State == s {
+				found = append(found, o)
+			}
+		}
+	}
+	return found
+}
+
+// Operation is a pause or a resume of ranks.
+type Operation struct {
+	Cmd     string              // control.CmdPause, control.CmdResume
+	Tags    []string            // none: everything
+	Timeout time.Duration       // pause: for the safe point; resume: for device memory. Negative: what each rank has as its own
+	ID      string              // the same again is the same operation
+	Event   func(control.Event) // hears what the ranks tell of it; may be nil. Never called twice at a time
+}
+
+// Pause pauses ranks, all at once, and returns when each has done it, refused, or is late. Its memory is then free,
+// as the driver says, on every rank whose State is Done. When the context ends, what has not begun is withdrawn.
+func Pause(ctx context.Context, ranks []Rank, tags []string, timeout time.Duration, id string) Report {
+	return Operation{Cmd: control.CmdPause, Tags: tags, Timeout: timeout, ID: id}.Run(ctx, ranks)
+}
+
+// Resume resumes ranks as Pause pauses them.
+func Resume(ctx context.Context, ranks []Rank, tags []string, timeout time.Duration, id string) Report {
+	return Operation{Cmd: control.CmdResume, Tags: tags, Timeout: timeout, ID: id}.Run(ctx, ranks)
+}
+
+// How long a rank may say nothing.
+const (
+	reach   = 5 * time.Second  // to a caller, until it says who it is
+	grace   = 2 * time.Second  // after the deadline that it was given, until its own word about that comes
+	silence = 10 * time.Second // while the operation runs
+	ask     = 2 * time.Second  // before it is asked whether it is there
+	look    = 250 * time.Millisecond
+)
+
+// Codes of abi/ebb.h that are told apart here, or given to what is found out here.
+const (
+	codeInvalid = 1
+	codePartial = 14
+	codeTimeout = 18
+)
+
+// Run does the operation on ranks, as Pause does.
+func (op Operation) Run(ctx context.Context, ranks []Rank) Report {
+	begin := time.Now()
+	r := Report{Operation: op.Cmd, Outcomes: make([]Outcome, len(ranks))}
+	if tell := op.Event; tell != nil {
+		var one sync.Mutex // held while tell is called
+		op.Event = func(e control.Event) {
+			one.Lock()
+			defer one.Unlock()
+			tell(e)
+		}
+	}
+	var all sync.WaitGroup
+	for i, rank := range ranks {
+		all.Go(func() {
+			o := op.on(ctx, rank)
+			o.Rank, o.Seconds = rank, time.Since(begin).Seconds()
+			r.Outcomes[i] = o
+		})
+	}
+	all.Wait()
+	r.Seconds = time.Since(begin).Seconds()
+	return r
+}
+
+// on does the operation on one rank. The connection is closed at the end, which withdraws a pause that has not begun.
+func (op Operation) on(ctx context.Context, rank Rank) Outcome {
+	hello, cancel := context.WithTimeout(ctx, reach)
+	defer cancel()
+	c, err := client.Dial(hello, rank.Socket)
+	if err != nil {
+		return op.ended(ctx, rank, err)
+	}
+	defer c.Close()
+	if c.Hello().PID != rank.PID {
+		return op.ended(ctx, rank, client.ErrEnded)
+	}
+	running := running{op: op, rank: rank, conn: c, heard: time.Now()}
+	if running.events, err = c.Events(hello); err != nil {
+		var refused *control.Error
+		if !errors.As(err, &refused) {
+			return op.ended(ctx, rank, err)
+		}
+		running.begun = true // it will not tell
+	}
+	return running.follow(ctx)
+}
+
+// running is an operation that one rank was asked for.
+type running struct {
+	op     Operation
+	rank   Rank
+	conn   *client.Conn
+	events <-chan control.Event // nil where there are none
+	begun  bool
+	heard  time.Time // when the rank last said anything
+}
+
+type result struct {
+	raw json.RawMessage
+	err error
+}
+
+// follow sends the request and stays until the rank has answered, or counts as late.
+func (r *running) follow(ctx context.Context) Outcome {
+	asking, cancel := context.WithCancel(context.Background()) // a caller who gives up waits for what has begun
+	defer cancel()
+	answers, pings := make(chan result, 1), make(chan result, 1)
+	go func() {
+		raw, err := r.conn.Do(asking, r.op.request())
+		answers <- result{raw, err}
+	}()
+	begin, pinged := time.Now(), false
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	giveUp := ctx.Done()
+	for {
+		select {
+		case a := <-answers:
+			return r.op.outcome(ctx, r.rank, a, r.begun)
+		case e, more := <-r.events:
+			if !more {
+				r.events = nil // the answer says what happened
+				continue
+			}
+			r.heard = time.Now()
+			r.begun = r.begun || r.op.hasBegun(e)
+			if r.op.Event != nil {
+				r.op.Event(e)
+			}
+		case p := <-pings:
+			pinged = false
+			if p.err == nil {
+				r.heard = time.Now()
+			}
+		case <-giveUp:
+			if !r.begun {
+				return r.op.ended(ctx, r.rank, ctx.Err())
+			}
+			giveUp = nil
+		case <-tick.C:
+			switch quiet := time.Since(r.heard); {
+			case !r.begun && r.op.Timeout >= 0 && time.Since(begin) > r.op.Timeout+grace:
+				return late(fmt.Sprintf("no word from it %v after the deadline: %s", grace, condition(r.rank.PID)))
+			case quiet > silence:
+				return late(fmt.Sprintf("it has said nothing for %v: %s", silence, condition(r.rank.PID)))
+			case quiet > ask && !pinged:
+				pinged = true
+				go func() {
+					raw, err := r.conn.Do(asking, control.Request{Cmd: control.CmdStatus})
+					pings <- result{raw, err}
+				}()
+			}
+		}
+	}
+}
+
+func (op Operation) request() control.Request {
+	r := control.Request{Cmd: op.Cmd, Tags: op.Tags, ID: op.ID}
+	if op.Timeout >= 0 {
+		seconds := op.Timeout.Seconds()
+		r.Timeout = &seconds
+	}
+	return r
+}
+
+// hasBegun reports whether an event shows that the operation has begun. (That of another caller at the same
+// time cannot be told from it.)
+func (op Operation) hasBegun(e control.Event) bool {
+	switch e.Kind {
+	case control.EventBegin, control.EventPhase, control.EventProgress, control.EventEnd:
+		return e.Operation == op.Cmd && e.By != "program"
+	}
+	return false
+}
+
+// outcome is what a rank's answer comes to.
+func (op Operation) outcome(ctx context.Context, rank Rank, a result, begun bool) Outcome {
+	var refused *control.Error
+	switch {
+	case errors.As(a.err, &refused) && refused.Code == codeTimeout && !begun:
+		return Outcome{State: Late, Done: refused.Done, Err: refused}
+	case errors.As(a.err, &refused):
+		return Outcome{State: Failed, Done: refused.Done, Err: refused}
+	case a.err != nil:
+		return op.ended(ctx, rank, a.err)
+	}
+	var done control.Done
+	if err := json.Unmarshal(a.raw, &done); err != nil {
+		return failed(&control.Error{Code: codeInvalid, Message: "its answer is not understood: " + err.Error()})
+	}
+	if op.Cmd == control.CmdPause && done.Missing > 0 {
+		o := failed(&control.Error{Code: codePartial, Message: fmt.Sprintf(
+			"it released %s of device memory, of which %s (%d bytes) did not become free: the process still holds it; "+
+				"give up what was registered with others (RDMA, cuFile, NCCL user buffers) before the pause",
+			humanize.IBytes(done.DeviceBytes), humanize.IBytes(done.Missing), done.Missing)})
+		o.Done = &done
+		return o
+	}
+	return Outcome{State: Done, Done: &done}
+}
+
+// ended is the outcome where no answer came.
+func (op Operation) ended(ctx context.Context, rank Rank, err error) Outcome {
+	switch why := reason(err, rank.PID); {
+	case ctx.Err() != nil:
+		return Outcome{State: Withdrawn, Err: &control.Error{Code: codeTimeout, Message: "withdrawn before it began"}}
+	case errors.Is(err, context.DeadlineExceeded):
+		return late(why)
+	case errors.Is(err, client.ErrEnded) || refused(err):
+		return Outcome{State: Gone, Err: &control.Error{Code: codeInvalid, Message: why}}
+	default:
+		return failed(&control.Error{Code: codeInvalid, Message: why})
+	}
+}
+
+func late(why string) Outcome {
+	return Outcome{State: Late, Err: &control.Error{Code: codeTimeout, Message: why}}
+}
+
+func failed(err *control.Error) Outcome { return Outcome{State: Failed, Err: err} }
