@@ -34,9 +34,10 @@ Without ebb as supervisor nobody removes the files of a rank that is killed: run
 				format = launch.FormatJSON
 			}
 			r.RanksGiven = cmd.Flags().Changed("nproc-per-node")
+			log = launch.NewLog(os.Stderr, r.LogFormat)
 			sayUnknown(cmd)
 			sayUnused(cmd.Flags(), r.Options)
-			r.Environ, r.Say = os.Environ(), say
+			r.Environ, r.Log = os.Environ(), log
 			settings, err := launch.EnvSettings(r)
 			if err != nil {
 				return err

@@ -79,6 +79,8 @@ const (
 	quotaFlag   = "offload-train-disk-quota-gb"
 )
 
+const eventLogFlag = "event-log"
+
 // launchFlags adds the flags that run, exec and env share.
 func launchFlags(f *pflag.FlagSet, o *launch.Options) {
 	*o = launch.NewOptions()
@@ -114,6 +116,11 @@ func launchFlags(f *pflag.FlagSet, o *launch.Options) {
 	f.Var(&value{kind: "NAME", parse: into(&o.Job, anything)},
 		"job", "name of the job (default: the outer launcher's, else a new one for each run)")
 	annotate(f, "job", notInside)
+	f.Var(&value{kind: "DIR", parse: into(&o.EventLog, launch.ParseEventLog), once: "given twice: the logs lie in one directory"},
+		eventLogFlag, "directory in which each rank logs its pauses and resumes, as <job>__<role>_cell<C>_rank<R>.jsonl, for ebb report; it is made if it is missing, what it is in must be there (default: none)")
+	annotate(f, eventLogFlag, notInside)
+	f.Var(&value{text: o.LogFormat, kind: "text|json", parse: into(&o.LogFormat, word(launch.LogText, launch.LogJSON))},
+		"log-format", "of the lines of ebb and its library on standard error: text, or one JSON object a line; what the ranks write themselves stays as it is")
 	onOffTo(f, &o.AllowRAM, "allow-ram-backed-dir", "accept a disk directory that lies in memory (tmpfs, ramfs)")
 	onOffTo(f, &o.Discard, discardFlag, "give the blocks of backup files back to file system and drive before the files are removed, where that can be done")
 }
@@ -242,9 +249,10 @@ func launcher(cmd *cobra.Command) *cobra.Command {
 
 // supervise runs a request and turns its outcome into ebb's own.
 func supervise(cmd *cobra.Command, r launch.Request) error {
+	log = launch.NewLog(os.Stderr, r.LogFormat)
 	sayUnknown(cmd)
 	sayUnused(cmd.Flags(), r.Options)
-	r.Environ, r.Say = os.Environ(), say
+	r.Environ, r.Log = os.Environ(), log
 	out, err := launch.Run(r)
 	if err != nil {
 		return err

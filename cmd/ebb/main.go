@@ -37,7 +37,7 @@ func ebb(args []string) int {
 		// What cobra and pflag complain about is the command line.
 		own = launch.Usagef("%s; see: %s --help", oneLine(err), cmd.CommandPath())
 	}
-	say(own.Error())
+	log.Error(oneLine(own), "status", own.Status)
 	return own.Status
 }
 
@@ -46,8 +46,11 @@ type statusError int
 
 func (e statusError) Error() string { return fmt.Sprintf("status %d", int(e)) }
 
+// log takes ebb's own lines, on standard error. The verbs with --log-format make it another one.
+var log = launch.NewLog(os.Stderr, launch.LogText)
+
 // say writes one line for the user.
-func say(line string) { fmt.Fprintln(os.Stderr, "ebb: "+strings.Join(strings.Fields(line), " ")) }
+func say(line string) { log.Warn(line) }
 
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 

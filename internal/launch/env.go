@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"regexp"
 	"strings"
@@ -22,8 +23,11 @@ type EnvRequest struct {
 	Rank       int  // negative: as the outer launcher says
 	RanksGiven bool // --nproc-per-node was given: the ranks are those of ebb run
 	Environ    []string
-	Say        func(string)
+	Log        *slog.Logger
 }
+
+// Say tells the user in one line what need not stop anything.
+func (req EnvRequest) Say(line string) { req.Log.Warn(line) }
 
 // EnvSettings composes what ebb run or ebb exec would set for a rank, as far as it holds
 // without a supervisor: there is no lease, and the directory is made by the rank itself. The
@@ -86,6 +90,9 @@ func EnvSettings(req EnvRequest) ([]Setting, error) {
 			}
 			r.Dirs = append(r.Dirs, r.identity().Path(base))
 		}
+	}
+	if err := CheckEventLog(req.EventLog); err != nil {
+		req.Say(err.Error())
 	}
 	settings, err := Settings(req.Options, libs, r, getenv)
 	if err != nil {

@@ -43,6 +43,7 @@ var outerMemory = []string{
 	"TMS_INIT_ENABLE", "TMS_INIT_ENABLE_CPU_BACKUP", "TMS_INIT_ENABLE_DISK_BACKUP",
 	"TMS_DISK_BACKUP_DIR", "TMS_DISK_BACKUP_CHUNK_MB", "EBB_TRAIN_MEMORY_MARGIN_BYTES", "EBB_LEASE",
 	"EBB_DISK_DIRS", "EBB_DISK_LEASES", "EBB_HOST_MB", "EBB_HOST_ARENA", "EBB_DISCARD", "EBB_DISK_QUOTA_BYTES",
+	"EBB_EVENT_LOG",
 }
 
 // Settings composes what is set for a rank on top of the environment that getenv reads. It
@@ -96,6 +97,10 @@ func Settings(o Options, libs Libraries, r Rank, getenv func(string) string) ([]
 		s.text("TMS_DISK_BACKUP_CHUNK_MB", strconv.Itoa(o.ChunkMB))
 	} else if Nested(getenv) {
 		s.unset(getenv, "TMS_DISK_BACKUP_CHUNK_MB")
+	}
+	s.setOrUnset(getenv, "EBB_EVENT_LOG", r.eventLogPath(o.EventLog))
+	if o.LogFormat != LogText || getenv("EBB_LOG_FORMAT") != "" {
+		s.text("EBB_LOG_FORMAT", o.LogFormat)
 	}
 	s.text("EBB_TRAIN_MEMORY_MARGIN_BYTES", strconv.FormatInt(o.Margin(), 10))
 	return s, nil

@@ -204,3 +204,42 @@ func TestLookupTakesTheFirstAsTheCLibraryDoes(t *testing.T) {
 		t.Error(env("A"), env("E"), env("X"))
 	}
 }
+
+// EBB_EVENT_LOG is a directory for the launcher and a file for the rank, whose name no other has.
+func TestARankGetsAnEventLogOfItsOwn(t *testing.T) {
+	o := NewOptions()
+	o.Offload, o.EventLog = true, "/logs"
+	const name = "EBB_EVENT_LOG"
+	if got := result(t, o, testRank)[name]; got != "/logs/exp__critic_cell2_rank3.jsonl" {
+		t.Errorf("%s=%s", name, got)
+	}
+	unknown := testRank
+	unknown.Rank = -1
+	if got := result(t, o, unknown)[name]; got != "/logs/exp__critic_cell2_rank0.jsonl" {
+		t.Errorf("without a rank: %s=%s", name, got)
+	}
+	o.EventLog = ""
+	if got, set := result(t, o, testRank, name+"=/logs/outer.jsonl", "EBB_RUN=1-2")[name]; set {
+		t.Errorf("inside a rank with a log: %s=%s", name, got)
+	}
+	o.Offload = false
+	if got, set := result(t, o, testRank, name+"=/logs/outer.jsonl", "EBB_RUN=1-2")[name]; set {
+		t.Errorf("inside a rank with a log, without the library: %s=%s", name, got)
+	}
+}
+
+func TestTheFormatOfLinesIsThatOfTheFlag(t *testing.T) {
+	o := NewOptions()
+	o.Offload = true
+	const name = "EBB_LOG_FORMAT"
+	if got, set := result(t, o, testRank)[name]; set {
+		t.Errorf("text is the default, and set: %q", got)
+	}
+	if got := result(t, o, testRank, name+"=json")[name]; got != "text" {
+		t.Errorf("--log-format text against the variable: %q", got)
+	}
+	o.LogFormat = LogJSON
+	if got := result(t, o, testRank)[name]; got != "json" {
+		t.Errorf("--log-format json: %q", got)
+	}
+}

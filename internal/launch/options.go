@@ -59,13 +59,16 @@ type Options struct {
 	Cell  int
 	Job   string // empty: see DefaultJob
 	Grace time.Duration
+
+	EventLog  string // directory of the ranks' event logs, absolute; empty: none
+	LogFormat string // of ebb's own lines and the library's
 }
 
 // NewOptions returns the defaults.
 func NewOptions() Options {
 	return Options{
 		Ranks: 1, Device: DeviceAuto, Target: TargetCPU, ChunkMB: DefaultChunkMB, MarginBytes: -1,
-		Role: DefaultRole, Grace: DefaultGrace,
+		Role: DefaultRole, Grace: DefaultGrace, LogFormat: LogText,
 	}
 }
 
@@ -94,6 +97,8 @@ func (o Options) Validate(localRanks int, memory uint64) error {
 		return Usagef("--offload-train-host-mb has no effect without --offload-train: add --offload-train --offload-train-target auto, or leave it out")
 	case o.Quota > 0 && !o.Disk():
 		return Usagef("--offload-train-disk-quota-gb has no effect without a disk: add --offload-train --offload-train-target disk or auto, or leave it out")
+	case o.EventLog != "" && !o.Offload:
+		return Usagef("--event-log has no effect without --offload-train, since ebb's library writes it: add --offload-train, or leave it out")
 	case o.HostMB > 0 && o.Target == TargetCPU:
 		return Usagef("--offload-train-host-mb %d: the cpu target keeps all of it in host memory; add --offload-train-target auto for the disk to take the rest, or leave it out", o.HostMB)
 	}

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 
@@ -16,8 +17,14 @@ type Request struct {
 	Exec     bool     // one rank under an outer launcher, instead of a world of ebb's own
 	Rank     int      // with Exec: the rank if it was given, else -1
 	Environ  []string // ebb's own environment
-	Say      func(string)
+	Log      *slog.Logger
 }
+
+// Say tells the user in one line what need not stop anything.
+func (req Request) Say(line string) { req.Log.Warn(line) }
+
+// note is for what happened, and is as it should be.
+func (req Request) note(line string) { req.Log.Info(line) }
 
 // Run carries out a request: checks everything, starts the ranks, waits for them, and removes
 // what they leave on disk, whatever happened. The error is ebb's own; how the command ended is
@@ -72,6 +79,10 @@ func Run(req Request) (out Outcome, err error) {
 		}
 	}
 
+	if err := CheckEventLog(req.EventLog); err != nil {
+		return out, err
+	}
+
 	// From here on something may have to be removed again.
 	signals := CatchSignals()
 	defer signals.Stop()
@@ -91,7 +102,7 @@ func Run(req Request) (out Outcome, err error) {
 				return out, err
 			}
 		}
-		claims, err := claimAll(bases, ranks, req.Options, req.Say)
+		claims, err := claimAll(bases, ranks, req.Options, req.note)
 		if err != nil {
 			return out, err
 		}
@@ -99,8 +110,11 @@ func Run(req Request) (out Outcome, err error) {
 		defer claims.reclaim()
 	} else if req.Offload {
 		dir := BareDir(getenv)
-		sweepBare(dir, req.Discard, req.Say)
-		defer sweepBare(dir, req.Discard, req.Say) // regions with disk backup of ranks that were killed
+		sweepBare(dir, req.Discard, req.note)
+		defer sweepBare(dir, req.Discard, req.note) // regions with disk backup of ranks that were killed
+	}
+	if err := MakeEventLog(req.EventLog); err != nil {
+		return out, err
 	}
 	if err := signals.Pending(); err != nil {
 		return out, err
@@ -110,7 +124,7 @@ func Run(req Request) (out Outcome, err error) {
 	if err != nil {
 		return out, err
 	}
-	group := Group{Run: name, Environ: req.Environ, Labelled: req.Labelled, Grace: req.Grace, Signals: signals, Say: req.Say}
+	group := Group{Run: name, Environ: req.Environ, Labelled: req.Labelled, Grace: req.Grace, Signals: signals, Log: req.Log}
 	for _, r := range ranks {
 		settings, err := Settings(req.Options, libs, r, getenv)
 		if err != nil {
@@ -119,7 +133,7 @@ func Run(req Request) (out Outcome, err error) {
 		settings = append(settings, Setting{Name: envRun, Value: name})
 		rank := fmt.Sprintf("rank %d", max(r.Rank, 0))
 		group.Processes = append(group.Processes, Process{
-			Name: rank, Path: path, Args: req.Argv, Env: Apply(req.Environ, settings), Label: "[" + rank + "] ",
+			Name: rank, Who: r.who(), Path: path, Args: req.Argv, Env: Apply(req.Environ, settings), Label: "[" + rank + "] ",
 		})
 	}
 	return Supervise(group)

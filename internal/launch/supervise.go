@@ -3,6 +3,7 @@ package launch
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"runtime"
 	"strings"
@@ -15,6 +16,7 @@ import (
 // Process is one rank to start.
 type Process struct {
 	Name  string // in messages: "rank 3"
+	Who   []any  // attributes of messages about it
 	Path  string // the program
 	Args  []string
 	Env   []string
@@ -32,7 +34,7 @@ type Group struct {
 	// Grace is how long the others have to end, after SIGTERM, when one has failed.
 	Grace   time.Duration
 	Signals *Signals
-	Say     func(string) // one line for the user
+	Log     *slog.Logger
 }
 
 // Outcome is how a group ended.
@@ -74,7 +76,7 @@ func Supervise(g Group) (Outcome, error) {
 	}()
 	startErr := <-started
 	if startErr != nil {
-		s.Say = func(string) {} // the error says it all
+		s.Log = slog.New(slog.DiscardHandler) // the error says it all
 		s.kill()
 	}
 	s.loop()
@@ -109,6 +111,9 @@ type child struct {
 	reaped bool
 	pumps  []*pump
 }
+
+// to is a log for lines about the process.
+func (c *child) to(log *slog.Logger) *slog.Logger { return log.With(c.Who...).With("pid", c.pid) }
 
 // streams prepares what the processes read and where their output goes. Several cannot share an
 // input: they get an empty one.
@@ -184,6 +189,7 @@ func (s *supervisor) startOne(c *child) error {
 	}
 	c.pid = pid
 	s.guard.add(pid)
+	c.to(s.Log).Debug(c.Name+" starts", "command", c.Args[0])
 	if s.terminal != nil {
 		s.terminal.started()
 	}
@@ -217,7 +223,7 @@ func (s *supervisor) loop() {
 			s.ended(i, c)
 			go func() {
 				if !awaitGroup(c.pid, s.Grace) {
-					s.Say(fmt.Sprintf("%s: processes that it started do not end (stuck in the kernel); not waiting for them", c.Name))
+					c.to(s.Log).Warn(c.Name + ": processes that it started do not end (stuck in the kernel); not waiting for them")
 				}
 				groups <- c
 			}()
@@ -235,7 +241,7 @@ func (s *supervisor) loop() {
 			}
 		case <-s.deadline:
 			s.deadline = nil
-			s.Say(fmt.Sprintf("%s did not end within %v of SIGTERM: killed", s.runningNames(), s.Grace))
+			s.Log.Warn(fmt.Sprintf("%s did not end within %v of SIGTERM: killed", s.runningNames(), s.Grace))
 			s.kill()
 		}
 	}
@@ -250,22 +256,24 @@ func (s *supervisor) ended(i int, c *child) {
 	if err != nil {
 		status, how = StatusInternal, fmt.Sprintf("was lost: %v", err)
 	}
+	log := c.to(s.Log).With("status", status)
 	if status == 0 || s.first >= 0 {
+		log.Debug(c.Name + " " + how)
 		return
 	}
 	s.first, s.status = i, status
 	if s.passedOn != 0 {
-		s.endedAsAsked(c, status, how)
+		s.endedAsAsked(log, c, status, how)
 	}
 	others := s.runningNames()
 	if others == "" {
 		if s.passedOn == 0 {
-			s.Say(fmt.Sprintf("%s %s", c.Name, how))
+			log.Error(c.Name + " " + how)
 		}
 		return
 	}
 	if s.passedOn == 0 {
-		s.Say(fmt.Sprintf("%s %s: ending %s", c.Name, how, others))
+		log.Error(fmt.Sprintf("%s %s: ending %s", c.Name, how, others))
 		s.signal(unix.SIGTERM)
 		s.signal(unix.SIGCONT) // a stopped process takes no signal until it goes on
 	}
@@ -274,11 +282,12 @@ func (s *supervisor) ended(i int, c *child) {
 
 // endedAsAsked says how the run ends after a signal that was to end it. That is no failure of the
 // rank which happens to end first: it is named only when it ended in another way.
-func (s *supervisor) endedAsAsked(c *child, status int, how string) {
+func (s *supervisor) endedAsAsked(log *slog.Logger, c *child, status int, how string) {
 	if name := signalName(s.passedOn); status == statusSignal+int(s.passedOn) {
-		s.Say(fmt.Sprintf("ended by %s (status %d)", name, status))
+		log.Debug(c.Name + " " + how)
+		s.Log.Info(fmt.Sprintf("ended by %s (status %d)", name, status), "status", status)
 	} else {
-		s.Say(fmt.Sprintf("%s %s, after %s", c.Name, how, name))
+		log.Error(fmt.Sprintf("%s %s, after %s", c.Name, how, name))
 	}
 }
 
@@ -287,6 +296,8 @@ func exitStatus(w unix.WaitStatus) (status int, how string) {
 	case w.Signaled():
 		how = fmt.Sprintf("was ended by %s (status %d)", signalName(w.Signal()), statusSignal+int(w.Signal()))
 		return statusSignal + int(w.Signal()), how
+	case w.ExitStatus() == 0:
+		return 0, "ended"
 	default:
 		return w.ExitStatus(), fmt.Sprintf("failed with status %d", w.ExitStatus())
 	}
@@ -306,15 +317,15 @@ func (s *supervisor) handle(sig os.Signal) {
 	case n == unix.SIGINT:
 		s.interrupts++
 		if s.interrupts == 2 {
-			s.Say("second SIGINT: killing " + s.runningNames())
+			s.Log.Warn("second SIGINT: killing " + s.runningNames())
 			s.kill()
 		}
 		if s.interrupts >= 2 {
 			return
 		}
-		s.Say("got SIGINT, passed on to the ranks; once more kills them")
+		s.Log.Info("got SIGINT, passed on to the ranks; once more kills them")
 	case terminates(n) && n != s.passedOn:
-		s.Say(fmt.Sprintf("got %s, passed on to the ranks", signalName(n)))
+		s.Log.Info(fmt.Sprintf("got %s, passed on to the ranks", signalName(n)))
 	}
 	s.signal(n)
 	if terminates(n) {
