@@ -10,6 +10,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/launch"
 	"github.com/ebb-offload/ebb/internal/rankdir"
 )
@@ -103,6 +104,7 @@ func defaultDirs() ([]string, error) {
 // bare, if it is not empty, lie the files of ranks that have no directory of their own.
 func collect(dirs []string, bare string, how rankdir.SweepOptions) gcResult {
 	r := gcResult{MessageType: "gc", DryRun: how.Dry, DiskDirs: []string{}, Reports: []rankdir.Report{}, Errors: []string{}}
+	disks := launch.NewDisks(os.Getenv)
 	for _, dir := range dirs {
 		abs, err := filepath.Abs(dir)
 		if err != nil {
@@ -110,17 +112,17 @@ func collect(dirs []string, bare string, how rankdir.SweepOptions) gcResult {
 			continue
 		}
 		r.DiskDirs = append(r.DiskDirs, abs)
-		reports, err := launch.GC(abs, how)
+		reports, err := disks.GC(abs, how)
 		r.Reports = append(r.Reports, reports...)
 		if err != nil {
 			r.fail(err, abs)
 		}
-		if !unusable(err, abs) {
+		if !unusable(err, abs) && !errors.Is(err, filesys.ErrHang) {
 			r.looked = append(r.looked, abs)
 		}
 	}
 	if bare != "" {
-		reports, err := launch.GCBare(bare, how)
+		reports, err := disks.GCBare(bare, how)
 		r.Reports = append(r.Reports, reports...)
 		if err != nil {
 			r.fail(err, bare)

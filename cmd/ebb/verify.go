@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/launch"
 	"github.com/ebb-offload/ebb/internal/parked"
 )
@@ -23,6 +25,7 @@ type verifyResult struct {
 	Errors      []string     `json:"errors"`  // of directories that could not be looked at
 
 	unread bool // a map could not be used
+	silent bool // a disk gave no answer
 }
 
 // statusNothing says that there was nothing to check.
@@ -71,7 +74,7 @@ check. A rank whose process has ended is checked too and called dead: nobody wil
 			switch {
 			case result.Bad > 0:
 				return statusError(1)
-			case result.unread:
+			case result.unread, result.silent:
 				return statusError(launch.StatusDirectory)
 			case len(result.Errors) > 0:
 				return statusError(launch.StatusUsage)
@@ -89,22 +92,31 @@ check. A rank whose process has ended is checked too and called dead: nobody wil
 // verifyAll checks all directories; what is wrong with one does not keep the others from it.
 func verifyAll(dirs []string) verifyResult {
 	result := verifyResult{MessageType: "verify", DiskDirs: []verifiedIn{}, Errors: []string{}}
+	disks := launch.NewDisks(os.Getenv)
 	for _, dir := range dirs {
 		abs, err := filepath.Abs(dir)
 		if err != nil {
 			result.Errors = append(result.Errors, fmt.Sprintf("%s: %v; name an absolute path", dir, err))
 			continue
 		}
-		reports, known, err := parked.Verify(abs)
+		in, err := launch.InDirectory(disks, "check", abs, func(moved func()) (verifiedIn, error) {
+			reports, known, err := parked.Verify(abs, moved)
+			return verifiedIn{Dir: abs, Known: known, Ranks: reports}, err
+		}, nil)
+		if errors.Is(err, filesys.ErrHang) {
+			result.silent = true
+			result.Errors = append(result.Errors, oneLine(err))
+			continue
+		}
 		if err != nil {
 			result.Errors = append(result.Errors, fmt.Sprintf("%s: name the disk directory of the runs", oneLine(err)))
 			continue
 		}
-		if reports == nil {
-			reports = []parked.Report{}
+		if in.Ranks == nil {
+			in.Ranks = []parked.Report{}
 		}
-		result.DiskDirs = append(result.DiskDirs, verifiedIn{Dir: abs, Known: known, Ranks: reports})
-		for _, r := range reports {
+		result.DiskDirs = append(result.DiskDirs, in)
+		for _, r := range in.Ranks {
 			result.Bad += r.Bad()
 			result.unread = result.unread || r.Outcome == parked.Unread
 			result.Checked = result.Checked || r.Checked()

@@ -170,8 +170,11 @@ func (e *Engine) holdLeases() error {
 	if e.config.Lease == "" {
 		return nil
 	}
+	disk := filesys.NewDeadline(e.sys, e.config.IOTimeout)
+	defer disk.Rest()
 	for _, path := range append([]string{e.config.Lease}, e.config.MoreLeases...) {
-		l, err := rankdir.HoldLease(path)
+		l, err := filesys.Do(disk, "opening", path, func() (*rankdir.Lease, error) { return rankdir.HoldLease(path) },
+			func(late *rankdir.Lease) { _ = late.Release() })
 		if err != nil {
 			for _, held := range e.leases {
 				err = errors.Join(err, held.Release())
@@ -191,7 +194,7 @@ func (e *Engine) holdLeases() error {
 
 // ofSystem says whether an error is a lack of the system's, or a failure, and not about what was named.
 func ofSystem(err error) bool {
-	for _, is := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOLCK, unix.EIO} {
+	for _, is := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOLCK, unix.EIO, filesys.ErrHang} {
 		if errors.Is(err, is) {
 			return true
 		}

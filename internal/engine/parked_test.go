@@ -14,7 +14,7 @@ import (
 // verify checks a disk directory from outside; want is what a person would be told.
 func verify(t *testing.T, base, want string) []parked.Report {
 	t.Helper()
-	reports, known, err := parked.Verify(base)
+	reports, known, err := parked.Verify(base, nil)
 	check(t, err)
 	if !known {
 		t.Fatalf("%s: no maps are kept here", base)
@@ -134,7 +134,7 @@ func TestACheckBesideLiveRanks(t *testing.T) {
 	go func() {
 		defer close(done)
 		for {
-			reports, _, err := parked.Verify(base)
+			reports, _, err := parked.Verify(base, nil)
 			if err != nil {
 				t.Error(err)
 			}

@@ -436,6 +436,23 @@ func value[T any](d *Deadline, name string, l location, do func() (T, error), la
 	return got, err
 }
 
+// Do makes a whole piece of work in a directory, of file calls that are not made through d, as one call:
+// it is given up when, for the limit, neither it ended nor Moved was called for the directory. what
+// names it for people ("claim", "sweep", …). late takes a result that comes after that; nil: there is
+// nothing to take.
+func Do[T any](d *Deadline, what, dir string, do func() (T, error), late func(T)) (T, error) {
+	return value(d, what, location{dir: dir, path: dir, fd: -1}, do, late)
+}
+
+// Moved says that work in a directory goes on, as a transfer there does.
+func (d *Deadline) Moved(dir string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p := d.places[dir]; p != nil {
+		p.transfers++
+	}
+}
+
 // only makes a call that has no result but its error.
 func (d *Deadline) only(name string, l location, do func() error) error {
 	_, err := value(d, name, l, func() (struct{}, error) { return struct{}{}, do() }, nil)

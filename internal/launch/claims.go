@@ -10,8 +10,8 @@ import (
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/rankdir"
-	"github.com/ebb-offload/ebb/internal/usage"
 )
 
 // claims are the rank directories of a run, held from before its ranks start until they have
@@ -19,6 +19,7 @@ import (
 type claims struct {
 	bases []string         // disk directories
 	list  []*rankdir.Claim // of every rank in every base
+	disks Disks
 	grace time.Duration
 	// discard: the blocks of what is removed are given back first, where that can be done.
 	discard bool
@@ -27,8 +28,8 @@ type claims struct {
 
 // claimAll sweeps the disk directories and claims the directories of all ranks, or none. A job
 // name that was only a default gets a new ending when another run has the same ranks.
-func claimAll(bases []string, ranks []Rank, o Options, say func(string)) (*claims, error) {
-	c := &claims{bases: bases, grace: o.Grace, discard: o.Discard, say: say}
+func claimAll(disks Disks, bases []string, ranks []Rank, o Options, say func(string)) (*claims, error) {
+	c := &claims{bases: bases, disks: disks, grace: o.Grace, discard: o.Discard, say: say}
 	c.sweep()
 	err := c.claim(ranks)
 	if errors.Is(err, rankdir.ErrInUse) && o.Job == "" {
@@ -58,7 +59,7 @@ func (c *claims) claim(ranks []Rank) error {
 		r := &ranks[i]
 		r.Dirs, r.Leases = nil, nil
 		for _, base := range BasesOf(c.bases, *r) {
-			claim, err := rankdir.NewClaim(base, r.identity(), rankdir.ClaimOptions{Reclaimed: c.tell, Discard: c.discard})
+			claim, err := c.disks.claim(base, r.identity(), rankdir.ClaimOptions{Reclaimed: c.tell, Discard: c.discard})
 			if err != nil {
 				c.reclaim()
 				c.list = nil
@@ -80,14 +81,14 @@ func (c *claims) sweep() {
 }
 
 func (c *claims) sweepOne(base string) {
-	reports, err := rankdir.Sweep(base, rankdir.SweepOptions{Discard: c.discard})
+	reports, err := c.disks.sweep(base, rankdir.SweepOptions{Discard: c.discard})
 	for _, r := range reports {
 		if r.State == rankdir.Reclaimed {
 			c.tell(r)
 		}
 	}
 	if err != nil {
-		c.say(fmt.Sprintf("cannot remove all that ended runs left: %s", oneLine(err)))
+		c.problem(base, err, "cannot remove all that ended runs left: ")
 	}
 }
 
@@ -108,9 +109,20 @@ func (c *claims) reclaim() {
 		c.reclaimOne(claim)
 	}
 	for _, base := range c.bases {
-		if err := usage.Collect(base, c.ranksIn(base)); err != nil {
-			c.say(oneLine(err))
+		if err := c.disks.forget(base, c.ranksIn(base)); err != nil {
+			c.problem(base, err, "")
 		}
+	}
+}
+
+// problem says what failed in a disk directory; that it gives no answer once, with what to do.
+func (c *claims) problem(base string, err error, what string) {
+	switch {
+	case saidBefore(err):
+	case errors.Is(err, filesys.ErrHang):
+		c.say(fmt.Sprintf("%s; what ranks left there is then for: ebb gc --disk-dir %s", oneLine(err), base))
+	default:
+		c.say(what + oneLine(err))
 	}
 }
 
@@ -130,9 +142,9 @@ func (c *claims) tellWritten() {
 	var total uint64
 	var each []string
 	for _, base := range c.bases {
-		n, err := usage.Written(base, c.ranksIn(base))
+		n, err := c.disks.written(base, c.ranksIn(base))
 		if err != nil {
-			c.say(oneLine(err))
+			c.problem(base, err, "")
 		}
 		if n > 0 {
 			each = append(each, fmt.Sprintf("%s to %s", humanize.Bytes(n), base))
@@ -154,10 +166,12 @@ func (c *claims) reclaimOne(claim *rankdir.Claim) {
 	deadline := time.Now().Add(c.grace)
 	base := filepath.Dir(filepath.Dir(claim.LeasePath()))
 	for {
-		report, err := claim.Reclaim()
+		report, err := c.disks.reclaim(base, claim)
 		switch {
+		case errors.Is(err, filesys.ErrHang): // the claim may be at work: it goes with this process
+			c.problem(base, err, "")
 		case errors.Is(err, rankdir.ErrInUse):
-			if endHolder(report.HeldBy, claim, time.Until(deadline)) {
+			if c.endHolder(report.HeldBy, base, claim, time.Until(deadline)) {
 				continue
 			}
 			c.say(fmt.Sprintf("%s is still in use (%s); once that has ended, run: ebb gc --disk-dir %s", report.Dir, holderName(report.HeldBy), base))
@@ -175,7 +189,7 @@ func (c *claims) reclaimOne(claim *rankdir.Claim) {
 
 // endHolder kills the process that holds a rank's lease and waits for its end. The descriptor
 // keeps the number from naming another process between the two looks.
-func endHolder(pid int, claim *rankdir.Claim, limit time.Duration) bool {
+func (c *claims) endHolder(pid int, base string, claim *rankdir.Claim, limit time.Duration) bool {
 	if pid <= 0 || limit <= 0 {
 		return false
 	}
@@ -187,7 +201,7 @@ func endHolder(pid int, claim *rankdir.Claim, limit time.Duration) bool {
 		return false
 	}
 	defer func() { _ = unix.Close(fd) }()
-	again, err := claim.Reclaim()
+	again, err := c.disks.reclaim(base, claim)
 	if !errors.Is(err, rankdir.ErrInUse) {
 		return true
 	}

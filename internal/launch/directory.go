@@ -66,20 +66,35 @@ func MakeDirectory(dir string) error {
 
 // distinct leaves out disk directories that are named twice, and says so; and that several lie on one
 // disk, where more of them make nothing faster.
-func distinct(bases []string, say func(string)) []string {
+func (d Disks) distinct(bases []string, say func(string)) []string {
+	type found struct {
+		info fs.FileInfo // nil: not there
+		disk string
+	}
 	var list, disks []string
+	var kept []found
 	on := map[string][]string{} // disk to the directories on it
 	for _, base := range bases {
-		if i := slices.IndexFunc(list, func(other string) bool { return sameDirectory(base, other) }); i >= 0 {
+		// What cannot be looked at is refused when it is checked.
+		this, _ := InDirectory(d, "check", base, func(func()) (f found, _ error) {
+			f.info, _ = os.Stat(base)
+			f.disk = diskOf(base)
+			return f, nil
+		}, nil)
+		same := func(other string) bool {
+			info := kept[slices.Index(list, other)].info
+			return other == base || info != nil && this.info != nil && os.SameFile(info, this.info)
+		}
+		if i := slices.IndexFunc(list, same); i >= 0 {
 			say(fmt.Sprintf("disk directory %s is named twice: it is used once", list[i]))
 			continue
 		}
-		list = append(list, base)
-		if disk := diskOf(base); disk != "" {
-			if on[disk] == nil {
-				disks = append(disks, disk)
+		list, kept = append(list, base), append(kept, this)
+		if this.disk != "" {
+			if on[this.disk] == nil {
+				disks = append(disks, this.disk)
 			}
-			on[disk] = append(on[disk], base)
+			on[this.disk] = append(on[this.disk], base)
 		}
 	}
 	for _, disk := range disks {
@@ -88,12 +103,6 @@ func distinct(bases []string, say func(string)) []string {
 		}
 	}
 	return list
-}
-
-func sameDirectory(a, b string) bool {
-	infoA, errA := os.Stat(a)
-	infoB, errB := os.Stat(b)
-	return a == b || errA == nil && errB == nil && os.SameFile(infoA, infoB)
 }
 
 // diskOf names the disk that a directory, or where it is missing its parent, lies on. Empty when it cannot be found out.

@@ -226,14 +226,14 @@ func TestDirectoriesOnOneDiskAreKnown(t *testing.T) {
 	var said []string
 	say := func(line string) { said = append(said, line) }
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
-	if got := distinct([]string{a, "/proc", b, a}, say); !slices.Equal(got, []string{a, "/proc", b}) {
+	if got := testDisks.distinct([]string{a, "/proc", b, a}, say); !slices.Equal(got, []string{a, "/proc", b}) {
 		t.Errorf("%v", got)
 	}
 	if len(said) != 2 || !strings.Contains(said[0], a+" is named twice") || !strings.Contains(said[1], a+" and "+b+" lie on one disk") {
 		t.Errorf("%q", said)
 	}
 	said = nil
-	if distinct([]string{a, "/proc"}, say); len(said) != 0 {
+	if testDisks.distinct([]string{a, "/proc"}, say); len(said) != 0 {
 		t.Errorf("two disks: %q", said)
 	}
 }

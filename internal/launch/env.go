@@ -79,9 +79,10 @@ func EnvSettings(req EnvRequest) ([]Setting, error) {
 		if err != nil {
 			return nil, err
 		}
-		bases = distinct(bases, req.Say)
+		disks := NewDisks(getenv)
+		bases = disks.distinct(bases, req.Say)
 		for _, base := range BasesOf(bases, r) {
-			warning, err := CheckDirectory(base, req.AllowRAM)
+			warning, err := disks.Check(base, req.AllowRAM)
 			if err != nil {
 				warning = err.Error()
 			}

@@ -15,7 +15,14 @@ import (
 // GC removes what dead runs left in a disk directory: rank directories that ebb made, and data
 // files, in the directory itself or in those that ebb env names, whose process is known to be
 // dead; and those directories, when they are empty. An error with StatusUsage means that dir cannot be a disk directory.
-func GC(dir string, how rankdir.SweepOptions) ([]rankdir.Report, error) {
+func (d Disks) GC(dir string, how rankdir.SweepOptions) ([]rankdir.Report, error) {
+	return InDirectory(d, "sweep", dir, func(moved func()) ([]rankdir.Report, error) {
+		how.Progress = moved
+		return gc(dir, how)
+	}, nil)
+}
+
+func gc(dir string, how rankdir.SweepOptions) ([]rankdir.Report, error) {
 	switch info, err := os.Lstat(dir); {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, Usagef("disk directory %s does not exist: name that of the runs with --disk-dir", dir)
@@ -48,19 +55,22 @@ func BareDir(getenv func(string) string) string {
 }
 
 // GCBare removes the backup files of dead processes from such a directory, and leaves those below it alone.
-func GCBare(dir string, how rankdir.SweepOptions) ([]rankdir.Report, error) {
-	return rankdir.SweepFiles(dir, how)
+func (d Disks) GCBare(dir string, how rankdir.SweepOptions) ([]rankdir.Report, error) {
+	return InDirectory(d, "sweep", dir, func(moved func()) ([]rankdir.Report, error) {
+		how.Progress = moved
+		return rankdir.SweepFiles(dir, how)
+	}, nil)
 }
 
 // sweepBare is GCBare for a run. Its problems are no reason not to run.
-func sweepBare(dir string, discard bool, say func(string)) {
-	reports, err := GCBare(dir, rankdir.SweepOptions{Discard: discard})
+func (d Disks) sweepBare(dir string, discard bool, say func(string)) {
+	reports, err := d.GCBare(dir, rankdir.SweepOptions{Discard: discard})
 	for _, r := range reports {
 		if len(r.Files) > 0 {
 			say(fmt.Sprintf("removed %s, %s, that dead processes left in %s", Count(len(r.Files), "backup file"), humanize.IBytes(r.Bytes), r.Dir))
 		}
 	}
-	if err != nil {
+	if err != nil && !saidBefore(err) {
 		say(fmt.Sprintf("cannot remove all that dead processes left: %s", oneLine(err)))
 	}
 }

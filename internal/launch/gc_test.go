@@ -8,6 +8,9 @@ import (
 	"github.com/ebb-offload/ebb/internal/rankdir"
 )
 
+// testDisks waits as long as ebb does when nothing is set.
+var testDisks = NewDisks(func(string) string { return "" })
+
 // plant makes a file and its directories.
 func plant(t *testing.T, file string) string {
 	t.Helper()
@@ -61,7 +64,7 @@ func TestGCRemovesFilesOfDeadUnsupervisedRanks(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	reports, err := GC(d, rankdir.SweepOptions{Dry: true})
+	reports, err := testDisks.GC(d, rankdir.SweepOptions{Dry: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +76,7 @@ func TestGCRemovesFilesOfDeadUnsupervisedRanks(t *testing.T) {
 	if n := countFiles(reports); n != len(gone) {
 		t.Errorf("a dry run names %d files, want %d", n, len(gone))
 	}
-	if reports, err = GC(d, rankdir.SweepOptions{}); err != nil {
+	if reports, err = testDisks.GC(d, rankdir.SweepOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if n := countFiles(reports); n != len(gone) {
@@ -120,10 +123,10 @@ func TestGCRemovesTheEmptyDirectoriesOfUnsupervisedRanks(t *testing.T) {
 	}
 	defer claim.Close()
 	stay = append(stay, claim.Dir())
-	if _, err := GC(d, rankdir.SweepOptions{Dry: true}); err != nil || !exists(filepath.Join(gone, "actor_cell0_rank1")) {
+	if _, err := testDisks.GC(d, rankdir.SweepOptions{Dry: true}); err != nil || !exists(filepath.Join(gone, "actor_cell0_rank1")) {
 		t.Fatalf("a dry run removed a directory, or %v", err)
 	}
-	if _, err := GC(d, rankdir.SweepOptions{}); err != nil {
+	if _, err := testDisks.GC(d, rankdir.SweepOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{gone, filepath.Join(d, "run-1-2-0123abcd")} {
@@ -143,7 +146,7 @@ func TestGCRemovesTheEmptyDirectoriesOfUnsupervisedRanks(t *testing.T) {
 }
 
 func TestGCOfNothing(t *testing.T) {
-	if reports, err := GC(disk(t), rankdir.SweepOptions{}); len(reports) > 0 || err != nil {
+	if reports, err := testDisks.GC(disk(t), rankdir.SweepOptions{}); len(reports) > 0 || err != nil {
 		t.Error(reports, err)
 	}
 }
@@ -160,7 +163,7 @@ func TestGCRefusesWhatCannotBeADiskDirectory(t *testing.T) {
 		filepath.Join(d, "missing"):     "does not exist",
 		filepath.Join(d, "f", "below"):  "cannot be looked at",
 	} {
-		_, err := GC(dir, rankdir.SweepOptions{})
+		_, err := testDisks.GC(dir, rankdir.SweepOptions{})
 		refusal(t, err, dir, why, "--disk-dir")
 	}
 }

@@ -62,15 +62,16 @@ func Run(req Request) (out Outcome, err error) {
 	if err := libs.Check(req.Options); err != nil {
 		return out, err
 	}
+	disks := NewDisks(getenv)
 	var bases []string
 	if req.Disk() {
 		if bases, err = req.DiskBases(getenv, os.Getuid()); err != nil {
 			return out, err
 		}
-		bases = distinct(bases, req.Say)
+		bases = disks.distinct(bases, req.Say)
 	}
 	for _, base := range bases {
-		warning, err := CheckDirectory(base, req.AllowRAM)
+		warning, err := disks.Check(base, req.AllowRAM)
 		if err != nil {
 			return out, err
 		}
@@ -98,11 +99,11 @@ func Run(req Request) (out Outcome, err error) {
 	}
 	if req.Disk() {
 		for _, base := range bases {
-			if err := MakeDirectory(base); err != nil {
+			if err := disks.Make(base); err != nil {
 				return out, err
 			}
 		}
-		claims, err := claimAll(bases, ranks, req.Options, req.note)
+		claims, err := claimAll(disks, bases, ranks, req.Options, req.note)
 		if err != nil {
 			return out, err
 		}
@@ -110,8 +111,8 @@ func Run(req Request) (out Outcome, err error) {
 		defer claims.reclaim()
 	} else if req.Offload {
 		dir := BareDir(getenv)
-		sweepBare(dir, req.Discard, req.note)
-		defer sweepBare(dir, req.Discard, req.note) // regions with disk backup of ranks that were killed
+		disks.sweepBare(dir, req.Discard, req.note)
+		defer disks.sweepBare(dir, req.Discard, req.note) // regions with disk backup of ranks that were killed
 	}
 	if err := MakeEventLog(req.EventLog); err != nil {
 		return out, err

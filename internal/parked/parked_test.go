@@ -62,7 +62,7 @@ func newPlace(t *testing.T) *place {
 // one is the only report.
 func (p *place) one(t *testing.T) Report {
 	t.Helper()
-	reports, known, err := Verify(p.base)
+	reports, known, err := Verify(p.base, nil)
 	if err != nil || !known || len(reports) != 1 {
 		t.Fatalf("%v %v %v", reports, known, err)
 	}
@@ -119,7 +119,7 @@ func TestVerifyReadsWhatTheMapSays(t *testing.T) {
 	must(t, p.file.Remove())
 	must(t, p.file.Remove())
 	must(t, p.file.Free(1))
-	if reports, known, err := Verify(p.base); len(reports) > 0 || !known || err != nil {
+	if reports, known, err := Verify(p.base, nil); len(reports) > 0 || !known || err != nil {
 		t.Errorf("%v %v %v", reports, known, err)
 	}
 }
@@ -157,10 +157,10 @@ func TestBytesInHostMemoryAloneAreNotChecked(t *testing.T) {
 }
 
 func TestWhereThereAreNoMaps(t *testing.T) {
-	if reports, known, err := Verify(t.TempDir()); len(reports) > 0 || known || err != nil {
+	if reports, known, err := Verify(t.TempDir(), nil); len(reports) > 0 || known || err != nil {
 		t.Errorf("%v %v %v", reports, known, err)
 	}
-	if _, _, err := Verify(filepath.Join(t.TempDir(), "missing")); !errors.Is(err, os.ErrNotExist) {
+	if _, _, err := Verify(filepath.Join(t.TempDir(), "missing"), nil); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
 }
@@ -183,7 +183,7 @@ func TestEachCallOfAWriteFails(t *testing.T) {
 			if what == "EINTR" && err != nil && !strings.Contains(err.Error(), "interrupted") {
 				t.Errorf("call %d interrupted: %v", n, err)
 			}
-			reports, _, e := Verify(p.base)
+			reports, _, e := Verify(p.base, nil)
 			if e != nil || len(reports) == 1 && reports[0].Outcome != Good || err == nil && len(reports) != 1 {
 				t.Errorf("call %d fails with %s (%v): %+v, %v", n, what, err, reports, e)
 			}

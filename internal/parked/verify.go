@@ -75,8 +75,9 @@ type Wrong struct {
 
 // Verify checks the files of every rank that has something parked in a disk directory. Ranks that are
 // paused or resumed meanwhile are no error. known is false where ebb keeps no maps: in a directory that a
-// process was merely given.
-func Verify(base string) (reports []Report, known bool, err error) {
+// process was merely given. moved, if not nil, is called for each
+// block that was looked at, by several goroutines.
+func Verify(base string, moved func()) (reports []Report, known bool, err error) {
 	dir, err := openat(unix.AT_FDCWD, base, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, false, fmt.Errorf("open %s: %w", base, err)
@@ -98,7 +99,7 @@ func Verify(base string) (reports []Report, known bool, err error) {
 		if !strings.HasSuffix(name, suffix) {
 			continue
 		}
-		c := check{base: base, dir: dir, ebb: ebb, name: name}
+		c := check{base: base, dir: dir, ebb: ebb, name: name, moved: moved}
 		if c.run() {
 			reports = append(reports, c.report)
 		}
@@ -111,6 +112,7 @@ type check struct {
 	base     string
 	dir, ebb int
 	name     string
+	moved    func()
 
 	m   *Map
 	ino uint64
@@ -248,6 +250,9 @@ func (c *check) allocation(r *reader, dir int, err error, a *Allocation) {
 	}
 	lost := Wrong{Address: address(a.Address), Tag: a.Tag, File: filepath.Join(c.base, c.m.Rank, a.File)}
 	for _, b := range a.Blocks {
+		if c.moved != nil {
+			c.moved()
+		}
 		switch {
 		case b.State == Zero:
 			found.Zero++

@@ -17,10 +17,14 @@ type ClaimOptions struct {
 	Reclaimed func(Report)
 	// Discard gives the blocks of files back before their names go, where that can be done.
 	Discard bool
+	// Progress, if not nil, is called each time a file was looked at or removed.
+	Progress func()
 }
 
 // sweep is how a claim removes what is not needed any more.
-func (o ClaimOptions) sweep() SweepOptions { return SweepOptions{Discard: o.Discard} }
+func (o ClaimOptions) sweep() SweepOptions {
+	return SweepOptions{Discard: o.Discard, Progress: o.Progress}
+}
 
 // Claim is a supervisor's hold on a rank directory, from before the rank starts until Reclaim.
 type Claim struct {

@@ -112,8 +112,9 @@ type leaseFile struct {
 	id   fileID
 	path string // for people
 	fd   int
+	on   *leases
 
-	refs  int   // guarded by leases.mu
+	refs  int   // guarded by on.mu
 	spare []int // more descriptors of the file, not to be closed before refs is 0; same guard
 
 	change sync.Mutex // what byte 2 is between processes, within this one; guards the rest
@@ -121,18 +122,44 @@ type leaseFile struct {
 	claim  bool       // a claim of this process holds byte 1
 }
 
-// leases are the lease files that this process has open. Its lock is held over opening and
-// closing them and taken last.
-var leases = struct {
+// leases are the lease files of one file system that this process has open. The lock is held over opening
+// and closing them, is taken last, and is one for each file system: one that gives no answer does not keep
+// the process from its leases on others.
+type leases struct {
 	mu   sync.Mutex
 	open map[fileID]*leaseFile
-}{open: map[fileID]*leaseFile{}}
+}
+
+var leaseSystems = struct {
+	mu sync.Mutex // held over no call
+	of map[uint64]*leases
+}{of: map[uint64]*leases{}}
+
+// leasesIn returns those of the file system that a directory lies on.
+func leasesIn(dir int) (*leases, error) {
+	var st unix.Stat_t
+	if err := retry(func() error { return unix.Fstat(dir, &st) }); err != nil {
+		return nil, err
+	}
+	leaseSystems.mu.Lock()
+	defer leaseSystems.mu.Unlock()
+	on := leaseSystems.of[st.Dev]
+	if on == nil {
+		on = &leases{open: map[fileID]*leaseFile{}}
+		leaseSystems.of[st.Dev] = on
+	}
+	return on, nil
+}
 
 // openLease opens a lease file or shares the descriptor that the process has. The caller calls
 // put.
 func openLease(dir int, name, path string, create bool) (*leaseFile, error) {
-	leases.mu.Lock()
-	defer leases.mu.Unlock()
+	on, err := leasesIn(dir)
+	if err != nil {
+		return nil, err
+	}
+	on.mu.Lock()
+	defer on.mu.Unlock()
 	for range 1000 {
 		var st unix.Stat_t
 		err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -144,7 +171,7 @@ func openLease(dir int, name, path string, create bool) (*leaseFile, error) {
 			if err := checkLease(&st); err != nil {
 				return nil, err
 			}
-			if f := leases.open[idOf(&st)]; f != nil {
+			if f := on.open[idOf(&st)]; f != nil {
 				f.refs++
 				return f, nil
 			}
@@ -162,7 +189,7 @@ func openLease(dir int, name, path string, create bool) (*leaseFile, error) {
 			// Which file it is is not known, so neither is what closing it would drop.
 			return nil, err
 		}
-		if f := leases.open[idOf(&st)]; f != nil {
+		if f := on.open[idOf(&st)]; f != nil {
 			f.spare = append(f.spare, fd)
 			f.refs++
 			return f, nil
@@ -175,8 +202,8 @@ func openLease(dir int, name, path string, create bool) (*leaseFile, error) {
 		if fd, err = ebbfd.AboveStreams(fd); err != nil {
 			return nil, err
 		}
-		f := &leaseFile{id: idOf(&st), path: path, fd: fd, refs: 1}
-		leases.open[f.id] = f
+		f := &leaseFile{id: idOf(&st), path: path, fd: fd, on: on, refs: 1}
+		on.open[f.id] = f
 		return f, nil
 	}
 	return nil, errors.New("it is made and removed again and again, or its directory is gone")
@@ -201,13 +228,13 @@ func (f *leaseFile) ours(fd int) bool {
 
 // put gives back one reference; the last one closes the file, which drops all its locks.
 func (f *leaseFile) put() {
-	leases.mu.Lock()
-	defer leases.mu.Unlock()
+	f.on.mu.Lock()
+	defer f.on.mu.Unlock()
 	f.refs--
 	if f.refs > 0 {
 		return
 	}
-	delete(leases.open, f.id)
+	delete(f.on.open, f.id)
 	for _, fd := range append(f.spare, f.fd) {
 		if f.ours(fd) {
 			_ = unix.Close(fd)

@@ -201,6 +201,7 @@ func removeDataFiles(dir int, rep *Report, mine func(Owner) bool, how SweepOptio
 		return fmt.Errorf("list directory %s: %w", rep.Dir, err)
 	}
 	for _, name := range list {
+		how.moved()
 		owner, _, ok := ParseDataFile(name)
 		var st unix.Stat_t
 		if ok {

@@ -19,6 +19,15 @@ type SweepOptions struct {
 	Discard bool // give the blocks of files back before their names go, where that can be done
 	// Empty: SweepBare removes directories that are named as those of ranks are and have nothing in them.
 	Empty bool
+	// Progress, if not nil, is called each time a file was looked at or removed.
+	Progress func()
+}
+
+// moved says that a sweep goes on.
+func (o SweepOptions) moved() {
+	if o.Progress != nil {
+		o.Progress()
+	}
 }
 
 // Sweep reclaims what dead ranks left under a base directory. Live ranks are left alone, and so
@@ -57,6 +66,7 @@ func (b *baseDir) sweep(how SweepOptions) ([]Report, error) {
 			continue
 		}
 		rep, err := b.sweepEntry(self, key, how)
+		how.moved()
 		if err != nil {
 			errs = append(errs, err)
 		}
@@ -321,6 +331,7 @@ func (s *bareSweep) job(base int, name, path string) {
 	ours := defaultJob.MatchString(name)
 	for _, rank := range ranks {
 		if dirName.MatchString(rank) {
+			s.how.moved()
 			s.rank(fd, rank, filepath.Join(path, rank))
 			if !leased(base, name, rank) { // a claim that is under way has its lease first
 				ours = s.removeEmpty(fd, rank, filepath.Join(path, rank)) || ours

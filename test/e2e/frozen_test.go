@@ -16,6 +16,7 @@ type mount struct {
 	dir          string
 	freeze, thaw func() error
 	reads        bool // when frozen, reads hang too
+	server       int  // process that serves it; 0: none
 }
 
 // needs skips a test for which a program or the right to use it is missing.
@@ -107,7 +108,7 @@ func stoppedServer(t *testing.T) mount {
 			t.Skip("bindfs does not mount")
 		}
 	}
-	return mount{dir: dir, freeze: signal(syscall.SIGSTOP), thaw: signal(syscall.SIGCONT), reads: true}
+	return mount{dir: dir, freeze: signal(syscall.SIGSTOP), thaw: signal(syscall.SIGCONT), reads: true, server: server.Process.Pid}
 }
 
 // obey does what is asked for by files in a directory until the process has ended. The last time it
