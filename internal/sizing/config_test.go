@@ -1,0 +1,75 @@
+package sizing
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// The sizes of published models as their configurations state them, and the numbers of parameters
+// that were published for them.
+func TestPublishedModelsHaveTheirPublishedParameters(t *testing.T) {
+	for name, want := range map[string]uint64{
+		"llama-3-8b":       8_030_261_248,
+		"llama-3-70b":      70_553_706_496,
+		"llama-3.2-1b":     1_235_814_400,
+		"mistral-7b":       7_241_732_096,
+		"phi-3-mini":       3_821_079_552,
+		"qwen2.5-7b":       7_615_616_512,
+		"qwen2.5-0.5b":     494_032_768,
+		"qwen1.5-moe":      14_315_784_192,
+		"qwen3-0.6b":       596_049_920,
+		"qwen3-8b":         8_190_735_360,
+		"qwen3-30b-a3b":    30_532_122_624,
+		"qwen3-235b-a22b":  235_093_634_560,
+		"mixtral-8x7b":     46_702_792_704,
+		"deepseek-v2-lite": 15_706_484_224,
+		"deepseek-v2":      235_741_434_880,
+		"deepseek-v3":      671_026_404_352, // and 14,848 biases of the router, which are no parameters in transformers
+		"gpt-oss-20b":      20_914_757_184,
+		"gpt-oss-120b":     116_829_156_672,
+		"gemma-2b":         2_506_172_416,
+		"gemma-7b":         8_537_680_896,
+		"gemma-2-9b":       9_241_705_984,
+		"gemma-3-1b":       999_885_952,
+		"gpt2":             124_439_808,
+		"gpt-neox-20b":     20_554_567_680,
+		"pythia-70m":       70_426_624,
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := config(t, name).Parameters(); got != want {
+				t.Errorf("%d parameters, published are %d (%+d)", got, want, int64(got-want))
+			}
+		})
+	}
+}
+
+var configs map[string]json.RawMessage
+
+// config is a model of testdata/configs.json.
+func config(t testing.TB, name string) Model {
+	t.Helper()
+	m, err := FromConfig(configText(t, name))
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return m
+}
+
+func configText(t testing.TB, name string) []byte {
+	t.Helper()
+	if configs == nil {
+		text, err := os.ReadFile(filepath.Join("testdata", "configs.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(text, &configs); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if configs[name] == nil {
+		t.Fatalf("testdata/configs.json has no %s", name)
+	}
+	return configs[name]
+}
