@@ -257,19 +257,19 @@ func (c *Conn) send(ctx context.Context, r control.Request) error {
 	}
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	_ = c.socket.SetWriteDeadline(time.Time{})
-	stop := context.AfterFunc(ctx, func() { _ = c.socket.SetWriteDeadline(time.Unix(1, 0)) })
+	deadline, _ := ctx.Deadline() // without one, as long as it takes; Close ends that too
+	_ = c.socket.SetWriteDeadline(deadline)
 	n, err := c.socket.Write(append(line, '\n'))
-	if !stop() && err != nil {
-		err = ctx.Err()
-	}
 	switch {
 	case err == nil:
 		return nil
 	case n > 0:
 		_ = c.socket.Close()
 	}
-	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, net.ErrClosed) {
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return context.DeadlineExceeded
+	case errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, net.ErrClosed):
 		return ErrEnded
 	}
 	return fmt.Errorf("send the request: %w", err)
