@@ -11,7 +11,7 @@
 //	  │     Settle(Active)                        ▼ │
 //	  └──────────────────────────────────────── Resuming
 //
-//	Active, Paused ── Remove ──► gone from the table
+//	Active, Paused ── Remove ──► gone from the table ── Restore ──► as it was
 //
 // An allocation in Pausing or Resuming belongs to the operation that put it there: only that
 // operation touches its Pieces, and it must Settle it. Remove waits for that. An allocation
@@ -223,6 +223,17 @@ func (t *Table) Remove(base mem.Addr) (*Allocation, State, error) {
 			return a, a.state, nil
 		}
 		t.settle(&said)
+	}
+}
+
+// Restore puts a Range back that Remove took out, with the state and the ID that it had: it could not be
+// freed after all. Its addresses were its own all the while.
+func (t *Table) Restore(a *Allocation) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sorted = slices.Insert(t.sorted, t.search(a.Base), a)
+	if isAway(a) {
+		t.away++
 	}
 }
 

@@ -93,6 +93,7 @@ type Engine struct {
 	parked   parkedMaps
 	self     rankdir.Owner
 	host     hostMemory
+	untaken  untaken
 	gate     *gate          // see safepoint.go
 	warming  sync.WaitGroup // see warmUp
 

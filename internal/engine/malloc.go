@@ -59,7 +59,7 @@ func (e *Engine) Malloc(size uint64, dev int, r Region, margin uint64) (mem.Addr
 	e.warmUp(d, dev, r.Backup)
 	if !slices.Equal(access, e.rangeAccess(dev)) { // it changed meanwhile
 		if err := e.grantPeers(a); err != nil {
-			return 0, errors.Join(err, e.Free(a.Base, false))
+			return 0, errors.Join(err, e.freeUnowned(a.Base))
 		}
 	}
 	return a.Base, nil
@@ -88,15 +88,12 @@ func (e *Engine) back(a *alloc.Allocation) error {
 			return nil
 		}
 	}
-	_, e2 := e.releasePieces(a)
-	if a.Base != 0 {
-		e2 = errors.Join(e2, e.drv.AddressFree(a.Base, a.Reserved))
-	}
-	return errors.Join(err, e2)
+	return errors.Join(err, e.abandon(a))
 }
 
 // Free releases managed memory that begins at base, active or paused. Active memory is waited
-// for first, as cudaFree does. It waits while the memory is part of a pause or resume.
+// for first, as cudaFree does. It waits while the memory is part of a pause or resume. After an error the
+// memory either is as it was, where the driver did not unmap it, and can be freed again; or it is gone.
 func (e *Engine) Free(base mem.Addr, captureActive bool) error {
 	if captureActive && e.table.Has(base) {
 		return fmt.Errorf("memory at %v: %w", base, ErrCapture)
@@ -106,15 +103,17 @@ func (e *Engine) Free(base mem.Addr, captureActive bool) error {
 		return err
 	}
 	if state == alloc.Paused {
-		e.gate.resumed()
+		defer e.gate.resumed()
 	} else {
 		e.table.Waits()
 		err = ignoreDeinitialized(e.synchronize(a.Device))
 	}
-	_, e2 := e.releasePieces(a)
+	e.tryAgain()
+	e2 := e.letGo(a)
 	err = errors.Join(err, e2)
-	if e2 == nil { // a range with something mapped cannot be freed
-		err = errors.Join(err, ignoreDeinitialized(e.drv.AddressFree(a.Base, a.Reserved)))
+	if e2 != nil && mapped(a) {
+		e.table.Restore(a)
+		return err
 	}
 	if e2 := e.releaseBacking(a); e2 != nil {
 		e.tellLeft(e2) // the memory is freed; the store removes the rest when it is closed

@@ -59,6 +59,7 @@ func (e *Engine) releaseObject(a *alloc.Allocation) (released uint64, err error)
 // closeWindows or the release of the memory, At is valid.
 func (e *Engine) openWindows(set []*alloc.Allocation) error {
 	return e.relaxed(func() error {
+		e.tryAgain()
 		for _, a := range set {
 			if a.Kind != alloc.Object {
 				continue

@@ -371,7 +371,8 @@ func (e *Engine) own(do func(freed *[]*alloc.Allocation) (wait []*alloc.Allocati
 // is held.
 func (e *Engine) freeObject(a *alloc.Allocation) {
 	e.table.RemoveObject(a)
-	if _, err := e.releasePieces(a); err != nil {
+	e.tryAgain()
+	if err := e.abandon(a); err != nil {
 		e.log.Print(err) // the owner's call was carried out
 	}
 }
