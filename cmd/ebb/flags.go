@@ -69,6 +69,7 @@ const (
 	pairedWith   = "ebb-paired-with"   // given on the command line, it overrides the other's variable
 	notInside    = "ebb-not-inside"    // inside a rank of ebb, the variable tells about that rank
 	fromVariable = "ebb-from-variable" // it was not given on the command line
+	ownVariable  = "ebb-own-variable"  // its variable, where EBB_ and its name is something else
 )
 
 // Flags that only the disk target looks at.
@@ -161,7 +162,7 @@ func fromEnvironment(cmd *cobra.Command) error {
 	set := map[string]string{} // flag to variable
 	var err error
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		name := variable(f.Name)
+		name := variableOf(f)
 		text := os.Getenv(name)
 		_, ofOuterRank := f.Annotations[notInside]
 		if err != nil || text == "" || onCommandLine[f.Name] || f.Name == "help" || inside && ofOuterRank {
@@ -212,6 +213,14 @@ func sayUnused(f *pflag.FlagSet, o launch.Options) {
 // variable is the name of a flag's variable.
 func variable(flag string) string {
 	return "EBB_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// variableOf is the name of a flag's variable, also of one that has another.
+func variableOf(f *pflag.Flag) string {
+	if own := f.Annotations[ownVariable]; len(own) > 0 {
+		return own[0]
+	}
+	return variable(f.Name)
 }
 
 // reason is what the flag's own parser said, without pflag's words about the command line.
