@@ -1,0 +1,547 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/diskspeed"
+	"github.com/ebb-offload/ebb/internal/hostmem"
+	"github.com/ebb-offload/ebb/internal/launch"
+	"github.com/ebb-offload/ebb/internal/sizing"
+)
+
+// statusNoFit is what ebb plan ends with when no target holds what is to be parked, or the step itself
+// does not fit the GPU.
+const statusNoFit = 1
+
+// planOptions is what the flags of ebb plan say.
+type planOptions struct {
+	params     uint64 // 0: not given
+	configFile string
+
+	state          sizing.State
+	gradients      string // "": fp32, none without an optimizer
+	master         string // "": fp32, none beside fp32 weights
+	parallel       sizing.Parallel
+	etp            uint64 // 0: as tp
+	other          uint64
+	zeroGradients  bool
+	perNode        uint64 // 0: all ranks, at most 8
+	gpu            uint64
+	hostMemory     uint64 // 0: that of this machine
+	hostReserve    uint64
+	hostReserveSet bool
+	dirs           []string
+	diskSpace      uint64
+	link           sizing.Range
+	write, read    sizing.Range
+	chunkMB        int
+	target         string // "": the first that fits
+
+	perDay, cycle         float64
+	tbw, dwpd, driveYears float64
+	driveSize, drives     uint64
+}
+
+func newPlan() *cobra.Command {
+	o := planOptions{
+		state:    sizing.State{Optimizer: "adamw", Weights: sizing.BF16, Moment: sizing.FP32, Shard: sizing.ShardOptimizer},
+		parallel: sizing.Parallel{TP: 1, PP: 1, CP: 1, DP: 1, EP: 1}, chunkMB: launch.DefaultChunkMB,
+		driveYears: sizing.WarrantyYears, drives: 1, link: sizing.TypicalLink,
+	}
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "plan",
+		Short: "Say beforehand what will be parked, where it fits and how long it takes",
+		Long: `Adds up what each rank of a training job holds, from the model's config.json or its number of
+parameters, and says which target has room for it, in how many seconds it is parked and brought
+back, what that does to the drive, and the command to use (docs/planning.md).
+
+What is not given is measured here: host memory, and with --disk-dir the room and the rates of that
+disk, which takes some seconds. Nothing is left behind.
+
+Ends with 0 when something fits, with 1 when nothing does.`,
+		Example: `  ebb plan --params 7B --dp 8 --disk-dir /scratch/$USER
+  ebb plan --from-config config.json --tp 4 --ep 8 --dp 2 --gpu-memory 139GiB \
+      --host-memory 1TiB --disk-write 20-26 --disk-read 40-48 --disk-space 20TB
+  ebb plan --params 8B --disk-write 2.7 --disk-read 1.8 --cycle-seconds 600 --drive-tbw 7000`,
+		Args:    noArgs,
+		PreRunE: func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.hostReserveSet = cmd.Flags().Changed("host-reserve")
+			return plan(cmd.Context(), o, asJSON)
+		},
+	}
+	f := cmd.Flags()
+	f.Var(&value{kind: "N", parse: into(&o.params, sizing.ParseCount)}, "params", "number of parameters, as 7B")
+	f.Var(&value{kind: "FILE", parse: into(&o.configFile, anything)}, "from-config", "the model's config.json, as of Hugging Face")
+	f.Var(&value{text: o.state.Weights.Name, kind: "TYPE", parse: into(&o.state.Weights, sizing.ParseDtype(sizing.BF16, sizing.FP16, sizing.FP32, sizing.FP8))},
+		"weights-dtype", "of the weights: bf16, fp16, fp32 or fp8")
+	f.Var(&value{kind: "TYPE", parse: into(&o.gradients, word("fp32", "bf16", "fp16", "none"))},
+		"grads-dtype", "of the gradients that are there at a pause: fp32, bf16, fp16 or none (default fp32)")
+	f.Var(&value{kind: "TYPE", parse: into(&o.master, word("fp32", "none"))},
+		"master-dtype", "of the master weights: fp32 or none (default fp32; none beside fp32 weights)")
+	f.Var(&value{text: o.state.Moment.Name, kind: "TYPE", parse: into(&o.state.Moment, sizing.ParseDtype(sizing.FP32, sizing.BF16, sizing.FP16, sizing.FP8))},
+		"moments-dtype", "of the optimizer's moments: fp32, bf16, fp16 or fp8")
+	f.Var(&value{text: o.state.Optimizer, kind: "NAME", parse: into(&o.state.Optimizer, sizing.ParseOptimizer)},
+		"optimizer", "adamw, adam, sgd, sgd-momentum, or none: weights alone, as a reference model has")
+	f.Var(&value{text: o.state.Shard.String(), kind: "WHAT", parse: into(&o.state.Shard, sizing.ParseShard)},
+		"shard", "what data-parallel ranks share: none, optimizer (ZeRO 1, distributed optimizer), gradients (ZeRO 2) or parameters (ZeRO 3, FSDP)")
+	for _, way := range []struct {
+		name, text string
+		to         *uint64
+	}{
+		{"tp", "tensor-parallel ranks", &o.parallel.TP}, {"pp", "pipeline stages", &o.parallel.PP},
+		{"cp", "context-parallel ranks", &o.parallel.CP}, {"dp", "data-parallel ranks", &o.parallel.DP},
+		{"ep", "expert-parallel ranks", &o.parallel.EP},
+	} {
+		f.Var(&value{text: "1", kind: "N", parse: into(way.to, sizing.ParseWays)}, way.name, way.text)
+	}
+	f.Var(&value{kind: "N", parse: into(&o.etp, sizing.ParseWays)}, "etp", "tensor-parallel ranks of an expert (default: as --tp)")
+	f.Var(&value{text: "0", kind: "SIZE", parse: into(&o.other, sizing.ParseSize)},
+		"other-memory", "what a rank has managed beside: caches of the allocator, activations that stay")
+	onOffTo(f, &o.zeroGradients, "zero-grads", "gradients are zeroed before a pause, and so not moved")
+
+	f.Var(&value{kind: "N", parse: into(&o.perNode, sizing.ParseWays)}, "ranks-per-node", "ranks of a node (default: all, at most 8)")
+	f.Var(&value{kind: "SIZE", parse: into(&o.gpu, sizing.ParseSize)}, "gpu-memory", "memory of a GPU, as 80GiB")
+	f.Var(&value{kind: "SIZE", parse: into(&o.hostMemory, sizing.ParseSize)}, "host-memory", "host memory of the node (default: what this machine and its memory cgroups leave now)")
+	f.Var(&value{kind: "SIZE", parse: into(&o.hostReserve, sizing.ParseSize)},
+		"host-reserve", "host memory left for everything else, as the rollout engine (default: a twentieth, at least 2 GiB, at most an eighth)")
+	f.Var(&value{kind: "DIR", parse: into(&o.dirs, launch.ParseDirs), once: "given twice: name several as DIR,DIR"},
+		"disk-dir", "the disk directory, or several as DIR,DIR: its room and its rates are measured where they are not given")
+	f.Var(&value{kind: "SIZE", parse: into(&o.diskSpace, sizing.ParseSize)}, "disk-space", "room on the disks of the node")
+	f.Var(&value{kind: "GB/S", parse: into(&o.write, sizing.ParseRate)}, "disk-write", "what the disks of the node write, all ranks together: GB/s, or lowest and highest as 2.3-2.9")
+	f.Var(&value{kind: "GB/S", parse: into(&o.read, sizing.ParseRate)}, "disk-read", "what they read, likewise")
+	f.Var(&value{text: rateText(o.link), kind: "GB/S", parse: into(&o.link, sizing.ParseRate)}, "link", "copies between a GPU and pinned memory; the default is PCIe 5 x16 as measured")
+	f.Var(&value{text: strconv.Itoa(o.chunkMB), kind: "MIB", parse: into(&o.chunkMB, launch.ParseChunkMB)}, "chunk-mb", "staging buffer of a rank, at most")
+
+	f.Var(&value{kind: "cpu|auto|disk", parse: into(&o.target, word(launch.TargetCPU, launch.TargetAuto, launch.TargetDisk))}, "target", "the target to be used (default: the first of cpu, auto and disk that fits)")
+
+	f.Var(&value{kind: "N", parse: into(&o.perDay, sizing.ParsePositive)}, "steps-per-day", "pauses a day, for the wear of the drives")
+	f.Var(&value{kind: "S", parse: into(&o.cycle, sizing.ParsePositive)}, "cycle-seconds", "or the seconds from one pause to the next")
+	f.Var(&value{kind: "TB", parse: into(&o.tbw, sizing.ParsePositive)}, "drive-tbw", "what a drive may be written in its life, in TB (10¹² bytes), as its maker rates it")
+	f.Var(&value{kind: "N", parse: into(&o.dwpd, sizing.ParsePositive)}, "drive-dwpd", "or its rating in drive writes per day, with --drive-size")
+	f.Var(&value{kind: "SIZE", parse: into(&o.driveSize, sizing.ParseSize)}, "drive-size", "size of a drive, as 3.84TB")
+	f.Var(&value{text: fmt.Sprint(o.driveYears), kind: "N", parse: into(&o.driveYears, sizing.ParsePositive)}, "drive-years", "years that --drive-dwpd is rated for")
+	f.Var(&value{text: "1", kind: "N", parse: into(&o.drives, sizing.ParseWays)}, "drives", "drives of the node that share what is written")
+	onOffTo(f, &asJSON, "json", "print JSON")
+	return cmd
+}
+
+// planResult is what ebb plan --json prints. Sizes are bytes, rates bytes a second, times seconds.
+type planResult struct {
+	MessageType string          `json:"message_type"`
+	Model       planModel       `json:"model"`
+	Parallel    sizing.Parallel `json:"parallel"`
+	State       planState       `json:"state"`
+	Ranks       uint64          `json:"ranks"`
+	PerNode     uint64          `json:"ranks_per_node"`
+	Nodes       uint64          `json:"nodes"`
+
+	Largest planLargest `json:"largest_rank"`
+	Node    planNode    `json:"fullest_node"`
+	Rates   planRates   `json:"rates"`
+
+	Targets []sizing.Target `json:"targets"`
+	Chosen  string          `json:"chosen"`            // "": none
+	Command []string        `json:"command,omitempty"` // its arguments
+	QuotaGB uint64          `json:"quota_gb,omitempty"`
+	Wear    []planWear      `json:"wear,omitempty"`
+	Notes   []string        `json:"notes"`
+}
+
+type planModel struct {
+	Name       string `json:"name"`
+	Parameters uint64 `json:"parameters"`
+	Layers     int    `json:"layers,omitempty"`
+	Experts    uint64 `json:"experts,omitempty"`
+}
+
+type planState struct {
+	Optimizer string `json:"optimizer"`
+	Weights   string `json:"weights"`
+	Gradients string `json:"gradients"`
+	Master    string `json:"master"`
+	Moments   string `json:"moments"`
+	Shard     string `json:"shard"`
+}
+
+// planLargest is the rank that has the most.
+type planLargest struct {
+	Stage uint64 `json:"stage"`
+	sizing.Kinds
+	Total    uint64     `json:"bytes"`
+	Moved    uint64     `json:"moved_bytes"` // by a pause
+	GPU      uint64     `json:"gpu_bytes,omitempty"`
+	StepFits sizing.Fit `json:"step_fits_gpu"`
+}
+
+// planNode is the node whose ranks have the most.
+type planNode struct {
+	Groups    sizing.Load `json:"groups"`
+	Bytes     uint64      `json:"bytes"`
+	HostLeft  uint64      `json:"host_memory_for_ranks"`
+	HostWhy   string      `json:"host_memory_why"`
+	DiskFree  uint64      `json:"disk_free_bytes,omitempty"`
+	DiskKnown bool        `json:"disk_free_known"`
+}
+
+// planWear is what pauses to one target do to the drives.
+type planWear struct {
+	Target string `json:"target"`
+	sizing.Wear
+}
+
+type planRates struct {
+	Link  sizing.Range `json:"link"`
+	Write sizing.Range `json:"disk_write"`
+	Read  sizing.Range `json:"disk_read"`
+	Fresh sizing.Range `json:"disk_first_write"`
+	From  string       `json:"from"` // given, measured, or ""
+}
+
+func plan(ctx context.Context, o planOptions, asJSON bool) error {
+	result, err := o.plan(ctx)
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		err = printJSON(result)
+	} else {
+		result.print(os.Stdout, o)
+	}
+	if err == nil && result.Chosen == "" {
+		err = statusError(statusNoFit)
+	}
+	return err
+}
+
+func (o planOptions) plan(ctx context.Context) (planResult, error) {
+	r := planResult{MessageType: "plan", Notes: []string{}}
+	if err := o.check(); err != nil {
+		return r, err
+	}
+	model, err := o.model()
+	if err != nil {
+		return r, err
+	}
+	o.fillIn()
+	stages, err := sizing.Stages(model, o.parallel, o.state, o.other)
+	if err != nil {
+		return r, &launch.Error{Status: launch.StatusUsage, Text: oneLine(err), Err: err}
+	}
+	if o.perNode > o.parallel.World() {
+		return r, launch.Usagef("--ranks-per-node %d: there are %d ranks (tp %d × pp %d × cp %d × dp %d); correct one of them",
+			o.perNode, o.parallel.World(), o.parallel.TP, o.parallel.PP, o.parallel.CP, o.parallel.DP)
+	}
+	node, err := o.node(ctx, &r)
+	if err != nil {
+		return r, err
+	}
+	moved := sizing.All
+	if o.zeroGradients {
+		moved = sizing.ButZeroGradients
+	}
+
+	r.Model = planModel{Name: model.Name, Parameters: model.Parameters(), Layers: len(model.Layers), Experts: model.Experts()}
+	r.Parallel = o.parallel
+	r.State = planState{o.state.Optimizer, o.state.Weights.Name, o.state.Gradients.Name, o.state.Master.Name, o.state.Moment.Name, o.state.Shard.String()}
+	r.Ranks, r.PerNode = o.parallel.World(), o.perNode
+	r.Nodes = (r.Ranks-1)/r.PerNode + 1
+	for i, k := range stages {
+		if i == 0 || k.Total() > r.Largest.Total {
+			r.Largest = planLargest{Stage: uint64(i), Kinds: k, Total: k.Total(), Moved: moved(k)}
+		}
+	}
+	r.Largest.GPU, r.Largest.StepFits = o.gpu, node.StepFits(r.Largest.Kinds)
+	load := sizing.FullestNode(stages, o.parallel, o.perNode)
+	r.Node.Groups, r.Node.Bytes = load, load.Sum(sizing.Kinds.Total)
+
+	r.Targets = node.Targets(load, moved)
+	stepFits := r.Largest.StepFits != sizing.FitNo && r.Largest.StepFits != sizing.FitStream
+	for _, t := range r.Targets {
+		if stepFits && t.Fits && r.Chosen == "" && (o.target == "" || o.target == t.Name) {
+			r.Chosen = t.Name
+			r.Command, r.QuotaGB = o.command(t)
+		}
+	}
+	r.Wear = o.wear(r.Targets)
+	r.note(model, o)
+	return r, nil
+}
+
+// check refuses flags that do not go together.
+func (o planOptions) check() error {
+	switch {
+	case o.params == 0 && o.configFile == "":
+		return launch.Usagef("which model? --params 7B, or --from-config config.json")
+	case o.params > 0 && o.configFile != "":
+		return launch.Usagef("--params and --from-config both say what the model is: give one")
+	case o.perDay > 0 && o.cycle > 0:
+		return launch.Usagef("--steps-per-day and --cycle-seconds say the same: give one")
+	case o.tbw > 0 && o.dwpd > 0:
+		return launch.Usagef("--drive-tbw and --drive-dwpd say the same: give one")
+	case (o.dwpd > 0) != (o.driveSize > 0):
+		return launch.Usagef("--drive-dwpd and --drive-size belong together: give both, or --drive-tbw")
+	case (o.tbw > 0 || o.dwpd > 0) && o.perDay == 0 && o.cycle == 0:
+		return launch.Usagef("a drive's rating needs how often a pause is: --cycle-seconds or --steps-per-day")
+	case o.write.Known() != o.read.Known() && len(o.dirs) == 0:
+		return launch.Usagef("--disk-write and --disk-read belong together: give both, or --disk-dir to measure")
+	}
+	return nil
+}
+
+func (o planOptions) model() (sizing.Model, error) {
+	if o.configFile == "" {
+		return sizing.FromCount(o.params), nil
+	}
+	file, err := os.Open(o.configFile)
+	if err != nil {
+		return sizing.Model{}, launch.Usagef("--from-config %w", err)
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, sizing.MaxConfig+1))
+	if err != nil {
+		return sizing.Model{}, launch.Usagef("--from-config %w", err)
+	}
+	model, err := sizing.FromConfig(text)
+	if err != nil {
+		return sizing.Model{}, launch.Usagef("--from-config %s: %w", o.configFile, err)
+	}
+	return model, nil
+}
+
+// fillIn chooses what depends on other flags.
+func (o *planOptions) fillIn() {
+	if o.parallel.ETP = o.etp; o.etp == 0 {
+		o.parallel.ETP = o.parallel.TP
+	}
+	if o.perNode == 0 {
+		o.perNode = min(o.parallel.World(), 8)
+	}
+	types := map[string]sizing.Dtype{"none": sizing.None, "bf16": sizing.BF16, "fp16": sizing.FP16, "fp32": sizing.FP32}
+	o.state.Gradients, o.state.Master = sizing.FP32, sizing.FP32
+	if o.gradients != "" {
+		o.state.Gradients = types[o.gradients]
+	}
+	switch {
+	case o.master != "":
+		o.state.Master = types[o.master]
+	case o.state.Weights == sizing.FP32:
+		o.state.Master = sizing.None
+	}
+	if o.state.Optimizer == "none" {
+		o.state.Gradients, o.state.Master = sizing.None, sizing.None
+	}
+	if o.state.Moments() == 0 {
+		o.state.Moment = sizing.None
+	}
+}
+
+// node is what was given, and for the rest what is measured here.
+func (o planOptions) node(ctx context.Context, r *planResult) (sizing.Node, error) {
+	n := sizing.Node{
+		GPU: o.gpu, Margin: launch.DefaultMargin, Chunk: uint64(o.chunkMB) << 20,
+		Link: o.link, Write: o.write, Read: o.read, DiskFree: o.diskSpace, DiskKnown: o.diskSpace > 0,
+	}
+	n.Host, n.HostKnown, r.Node.HostWhy = o.host()
+	r.Rates.From = "given"
+	if len(o.dirs) > 0 {
+		if err := o.look(ctx, &n, r); err != nil {
+			return n, err
+		}
+	} else if !n.Write.Known() {
+		r.Rates.From = ""
+	}
+	r.Node.HostLeft, r.Node.DiskFree, r.Node.DiskKnown = n.Host, n.DiskFree, n.DiskKnown
+	r.Rates.Link, r.Rates.Write, r.Rates.Read, r.Rates.Fresh = n.Link, n.Write, n.Read, n.Fresh
+	return n, nil
+}
+
+// host is the host memory that the ranks of the node may take together, and why.
+func (o planOptions) host() (bytes uint64, known bool, why string) {
+	if o.hostMemory > 0 {
+		reserve := sizing.HostReserve(o.hostMemory)
+		if o.hostReserveSet {
+			reserve = o.hostReserve
+		}
+		return o.hostMemory - min(reserve, o.hostMemory), true, fmt.Sprintf("%s given, %s reserve", sizing.Both(o.hostMemory), sizing.Both(reserve))
+	}
+	verdict, err := hostmem.Budget(1)
+	if err != nil {
+		return 0, false, "not known: " + oneLine(err)
+	}
+	bytes, reserve := verdict.Bytes, verdict.Reserve
+	if o.hostReserveSet {
+		bytes, reserve = verdict.Bytes+verdict.Reserve, o.hostReserve
+		bytes -= min(reserve, bytes)
+	}
+	return bytes, true, fmt.Sprintf("this machine: %s, reserve %s", verdict.Limit, hostmem.Size(reserve))
+}
+
+// Measuring is short: rounds make the range.
+const (
+	planRounds = 3
+	planBytes  = 2 << 30
+	planTime   = 1500 * time.Millisecond // of each of the three parts
+)
+
+// look measures room and rates of the disk directories as far as they were not given.
+func (o planOptions) look(ctx context.Context, n *sizing.Node, r *planResult) error {
+	var free uint64
+	for i, dir := range o.dirs {
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return launch.Usagef("--disk-dir %s: %w; name an absolute path", dir, err)
+		}
+		o.dirs[i] = abs
+		var st unix.Statfs_t
+		if err := unix.Statfs(abs, &st); err != nil {
+			return launch.Usagef("--disk-dir %s: %w; name a directory that is there", abs, err)
+		}
+		free += st.Bavail * uint64(st.Bsize)
+	}
+	if !n.DiskKnown {
+		n.DiskFree, n.DiskKnown = free, true
+	}
+	if n.Write.Known() && n.Read.Known() {
+		return nil
+	}
+	showing := newProgress(os.Stderr)
+	defer showing.end()
+	ctx, stop := untilSignal(ctx)
+	defer stop()
+	var write, read, fresh []float64
+	for round := range planRounds {
+		showing.say(fmt.Sprintf("measuring the disk, round %d of %d", round+1, planRounds))
+		rates, err := o.measure(ctx)
+		if err != nil {
+			return planMeasureFailed(ctx, err)
+		}
+		write, read, fresh = append(write, rates.WriteBytesPerS), append(read, rates.ReadBytesPerS), append(fresh, rates.FreshBytesPerS)
+	}
+	if !n.Write.Known() {
+		n.Write, n.Fresh = sizing.Of(write...), sizing.Of(fresh...)
+	}
+	if !n.Read.Known() {
+		n.Read = sizing.Of(read...)
+	}
+	r.Rates.From = "measured in " + strings.Join(o.dirs, ", ")
+	return nil
+}
+
+// measure is one round: all directories at the same time, with as many threads as the ranks would have.
+func (o planOptions) measure(ctx context.Context) (total diskspeed.Rates, err error) {
+	rates, errs := make([]diskspeed.Rates, len(o.dirs)), make([]error, len(o.dirs))
+	var all sync.WaitGroup
+	for i, dir := range o.dirs {
+		all.Go(func() {
+			rates[i], errs[i] = diskspeed.Measure(ctx, dir, diskspeed.Options{Bytes: planBytes, Workers: int(min(8*o.perNode, 32)), Time: planTime})
+		})
+	}
+	all.Wait()
+	for _, r := range rates {
+		total.WriteBytesPerS += r.WriteBytesPerS
+		total.ReadBytesPerS += r.ReadBytesPerS
+		total.FreshBytesPerS += r.FreshBytesPerS
+	}
+	return total, errors.Join(errs...)
+}
+
+func planMeasureFailed(ctx context.Context, err error) error {
+	var ended signalError
+	if errors.As(context.Cause(ctx), &ended) {
+		say(ended.Error())
+		return statusError(128 + int(ended))
+	}
+	return launch.Usagef("measuring --disk-dir: %w; or give the rates (--disk-write, --disk-read)", err)
+}
+
+// quotaSlack is what a suggested quota has beside what was added up: the allocator's caches come and go.
+const quotaSlack = 1.1
+
+// command is the ebb run line for a target, and the quota in it.
+func (o planOptions) command(t sizing.Target) (args []string, quota uint64) {
+	args = []string{"ebb", "run", "--nproc-per-node", fmt.Sprint(o.perNode), "--offload-train", "--offload-train-target", t.Name}
+	if t.Name == launch.TargetCPU {
+		return append(args, "--", "python", "train.py"), 0
+	}
+	if t.HostMB > 0 {
+		args = append(args, "--offload-train-host-mb", fmt.Sprint(t.HostMB))
+	}
+	dirs := uint64(max(len(o.dirs), 1))
+	if len(o.dirs) > 0 {
+		args = append(args, "--offload-train-disk-dir", strings.Join(o.dirs, ","))
+	} else {
+		args = append(args, "--offload-train-disk-dir", "/scratch/$USER")
+	}
+	if o.chunkMB != launch.DefaultChunkMB {
+		args = append(args, "--offload-train-disk-chunk-mb", fmt.Sprint(o.chunkMB))
+	}
+	if t.DiskBytes > 0 {
+		quota = uint64(math.Ceil(float64(t.DiskBytes) / float64(dirs) * quotaSlack / 1e9))
+		args = append(args, "--offload-train-disk-quota-gb", fmt.Sprint(quota))
+	}
+	return append(args, "--", "python", "train.py"), quota
+}
+
+// wear is that of each target that fits and writes, where it was asked for.
+func (o planOptions) wear(targets []sizing.Target) (all []planWear) {
+	perDay := o.perDay
+	if o.cycle > 0 {
+		perDay = 86400 / o.cycle
+	}
+	rating := sizing.OfTBW(o.tbw, o.drives)
+	if o.dwpd > 0 {
+		rating = sizing.OfDWPD(o.dwpd, o.driveSize, o.driveYears, o.drives)
+	}
+	for _, t := range targets {
+		if perDay > 0 && t.Fits && t.Written > 0 {
+			all = append(all, planWear{t.Name, sizing.WearOf(t.Written, perDay, rating)})
+		}
+	}
+	return all
+}
+
+// note says what the figures leave out.
+func (r *planResult) note(m sizing.Model, o planOptions) {
+	add := func(format string, args ...any) { r.Notes = append(r.Notes, fmt.Sprintf(format, args...)) }
+	r.Notes = append(r.Notes, m.Notes...)
+	switch r.Largest.StepFits {
+	case sizing.FitStream:
+		add("The state of a rank is larger than its GPU: only with the optimizer's state streamed from disk (%s less) could it take a step. ebb does not stream it yet: use more ranks, or share more (--shard).",
+			sizing.Both(r.Largest.Optimizer()))
+	case sizing.FitNo:
+		add("Weights and gradients of a rank are larger than its GPU: use more ranks, or share more (--shard).")
+	}
+	if m.Even > 0 {
+		add("Of the model only the number of parameters is known: they are divided evenly. With --from-config the largest stage is counted as it is.")
+	}
+	if o.other == 0 {
+		add("Not counted: activations, and what PyTorch's allocator caches. Empty the cache before a pause, or give --other-memory.")
+	}
+	if o.state.Optimizer != "none" && o.state.Gradients.Bytes > 0 && !o.zeroGradients {
+		add("Gradients are taken to be moved. Where they are zeroed before a pause, add --zero-grads: blocks of zeros are not moved.")
+	}
+	if r.Nodes > 1 && len(r.Command) > 0 {
+		add("The command is that of one node. Where torchrun, Slurm or Ray starts the ranks, each is started with ebb exec and the same flags.")
+	}
+	if !r.Rates.Write.Known() {
+		add("The disk's rates are not known: give --disk-dir to measure them here, or --disk-write and --disk-read.")
+	}
+	if !r.Node.DiskKnown {
+		add("How much room the disk has is not known: give --disk-dir or --disk-space.")
+	}
+}
