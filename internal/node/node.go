@@ -5,7 +5,7 @@
 //	places.go     where sockets are found
 //	discover.go   who answers, and why who does not
 //	selection.go  which ranks are meant
-//	status.go     what they have where
+//	status.go     what they have where; disks.go and gpus.go, of the node
 //	operate.go    pause and resume, and how it went on each rank
 //	watch.go      what they do
 //

@@ -31,7 +31,8 @@ type Status struct {
 	Unmanaged   Unmanaged      `json:"unmanaged"`
 }
 
-// TagStatus is one tag: bytes on the device, and paused ones by where they are.
+// TagStatus is one tag: bytes on the device, and paused ones by where they were to go (Host, Disk) and by
+// where they are: in host memory, in files, or in neither, since they are all zero or nobody needs them.
 type TagStatus struct {
 	Tag         string `json:"tag"`
 	Allocations int    `json:"allocations"`
@@ -39,6 +40,35 @@ type TagStatus struct {
 	Host        uint64 `json:"host"`
 	Disk        uint64 `json:"disk"`
 	Discarded   uint64 `json:"discarded"`
+	InHost      uint64 `json:"in_host"`
+	InFiles     uint64 `json:"in_files"`
+	Skipped     uint64 `json:"skipped"`
+}
+
+// Where is bytes by where they are.
+type Where struct {
+	Device, Host, Disk, Skipped uint64
+}
+
+// Add adds other bytes.
+func (w *Where) Add(o Where) {
+	w.Device += o.Device
+	w.Host += o.Host
+	w.Disk += o.Disk
+	w.Skipped += o.Skipped
+}
+
+// Where says where the bytes of the tag are. What was given up is nowhere.
+func (t TagStatus) Where() Where {
+	return Where{Device: t.Active, Host: t.InHost, Disk: t.InFiles, Skipped: t.Skipped}
+}
+
+// Where says where the bytes of the rank are.
+func (s Status) Where() (all Where) {
+	for _, t := range s.Tags {
+		all.Add(t.Where())
+	}
+	return all
 }
 
 // LastOperation is the latest pause or resume that had something to do.

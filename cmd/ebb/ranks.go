@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/ebb-offload/ebb/internal/launch"
+	"github.com/ebb-offload/ebb/internal/node"
+)
+
+// What verbs that talk to running ranks end with beside success; statusNothing: no rank is running.
+const (
+	statusFailed = 1 // on some rank it failed
+	statusLate   = 4 // some rank did not answer, or not by the deadline
+)
+
+// rankFlags are the flags of the verbs that talk to running ranks.
+type rankFlags struct {
+	selection   node.Selection
+	runtimeDirs []string
+	diskDirs    []string
+	asJSON      bool
+
+	given []string // those of the selection as words, to repeat them in another command
+}
+
+func (r *rankFlags) add(f *pflag.FlagSet) {
+	list := func(name, kind, usage string, take func(string) error) {
+		f.Var(&value{kind: kind, parse: func(text string) error {
+			for word := range strings.SplitSeq(text, ",") {
+				if word == "" {
+					return errors.New("must name one, or several with commas")
+				}
+				if err := take(word); err != nil {
+					return err
+				}
+			}
+			r.given = append(r.given, "--"+name, text)
+			return nil
+		}}, name, usage)
+		annotate(f, name, notInside)
+	}
+	words := func(to *[]string) func(string) error {
+		return func(word string) error { *to = append(*to, word); return nil }
+	}
+	numbers := func(to *[]string) func(string) error {
+		return func(word string) error {
+			n, err := launch.ParseIndex(word)
+			if err == nil {
+				*to = append(*to, strconv.Itoa(n))
+			}
+			return err
+		}
+	}
+	list("role", "NAME,…", "only ranks of this role, or of these", words(&r.selection.Roles))
+	list("rank", "R,…", "only this rank, or these", numbers(&r.selection.Ranks))
+	list("cell", "N,…", "only ranks of this cell, or of these", numbers(&r.selection.Cells))
+	list("job", "NAME,…", "only ranks of this job, or of these", words(&r.selection.Jobs))
+	list("pid", "PID,…", "only this process, or these; their control sockets are looked for where their environments say", func(word string) error {
+		pid, err := strconv.Atoi(word)
+		if err != nil || pid < 1 {
+			return errors.New("must be the number of a process")
+		}
+		r.selection.PIDs = append(r.selection.PIDs, pid)
+		return nil
+	})
+	f.Var(&value{kind: "DIR", parse: r.dirs("runtime-dir", &r.runtimeDirs)}, "runtime-dir",
+		"where control sockets are, or several with commas (default EBB_RUNTIME_DIR, XDG_RUNTIME_DIR/ebb, /run/user/<uid>/ebb and /tmp/ebb-<uid>, all of them)")
+	f.Var(&value{kind: "DIR", parse: r.dirs("disk-dir", &r.diskDirs)}, "disk-dir",
+		"disk directory of runs, whose ranks are found too, wherever their sockets are (default EBB_OFFLOAD_TRAIN_DISK_DIR, else that of ebb run)")
+	onOffTo(f, &r.asJSON, "json", "print JSON")
+}
+
+func (r *rankFlags) dirs(name string, to *[]string) func(string) error {
+	return func(text string) error {
+		dirs, err := launch.ParseDirs(text)
+		if err == nil {
+			*to = append(*to, dirs...)
+			r.given = append(r.given, "--"+name, text)
+		}
+		return err
+	}
+}
+
+// places are where ranks are looked for.
+func (r *rankFlags) places() node.Places {
+	places := node.Default(os.Getenv, os.Geteuid())
+	if len(r.runtimeDirs) > 0 {
+		places.RuntimeDirs = r.runtimeDirs
+	}
+	places.DiskDirs = r.diskDirs
+	if len(r.diskDirs) == 0 {
+		if dirs, err := defaultDirs(); err == nil { // else there is no default
+			places.DiskDirs = dirs
+		}
+	}
+	places.PIDs = r.selection.PIDs
+	return places
+}
+
+// found are the ranks that are meant. Sockets of dead processes are in neither list.
+type found struct {
+	ranks  []node.Rank
+	silent []node.Silent // did not answer, and are meant as far as can be known
+}
+
+// find looks for the ranks that are meant. Where none is running, that is an error with statusNothing.
+func (r *rankFlags) find(ctx context.Context) (found, error) {
+	places := r.places()
+	ranks, silent, err := node.Discover(ctx, places)
+	if ctx.Err() != nil {
+		return found{}, context.Cause(ctx)
+	}
+	if err != nil {
+		for line := range strings.Lines(err.Error()) {
+			say(line)
+		}
+	}
+	var alive []node.Silent
+	for _, s := range silent {
+		if !s.Dead {
+			alive = append(alive, s)
+		}
+	}
+	if len(ranks)+len(alive) == 0 {
+		return found{}, r.nobody(places)
+	}
+	var f found
+	if f.ranks, f.silent, err = node.SelectBoth(ranks, alive, r.selection); err != nil {
+		return found{}, launch.Usagef("%w: give one that is there, or none for all", err)
+	}
+	return f, nil
+}
+
+// nobody is the error where no rank is running.
+func (r *rankFlags) nobody(places node.Places) error {
+	text := "no rank is running: looked in " + strings.Join(places.RuntimeDirs, ", ")
+	switch {
+	case len(r.selection.PIDs) > 0:
+		text = fmt.Sprintf("no control socket of process %s: it has ended, is another user's, has no GPU memory under ebb yet, or EBB_CONTROL=0",
+			strings.Trim(strings.Join(strings.Fields(fmt.Sprint(r.selection.PIDs)), ", "), "[]"))
+	case len(r.runtimeDirs)+len(r.diskDirs) == 0:
+		text += "; a rank is there from its first managed allocation on (--runtime-dir, --disk-dir or --pid look elsewhere)"
+	}
+	return &launch.Error{Status: statusNothing, Text: text}
+}
+
+// lines says on standard error what is wrong with ranks, each on a line of its own.
+func (f found) saySilent() {
+	for _, s := range f.silent {
+		say(fmt.Sprintf("%s (pid %d) does not answer: %s", node.Name(s.Who), s.PID, s.Why))
+	}
+}
