@@ -73,7 +73,7 @@ func (e *command) run(ctx context.Context, word string) (string, error) {
 	defer stderr.Close()
 
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", e.text+" "+word)
-	cmd.Env = append(cmd.Environ(), "EBB_ENGINE_TAGS="+strings.Join(e.set.Tags, ","), "EBB_ENGINE_LEVEL="+strconv.Itoa(e.set.Level))
+	cmd.Env = append(cmd.Environ(), "EBB_ENGINE_TAG="+strings.Join(e.set.Tags, ","), "EBB_ENGINE_LEVEL="+strconv.Itoa(e.set.Level))
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that all of it can be ended
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
