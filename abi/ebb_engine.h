@@ -11,7 +11,7 @@
 
 #include "ebb.h"
 
-#define EBB_ENGINE_ABI 3u
+#define EBB_ENGINE_ABI 4u
 #define EBB_VERSION "0.1.0"
 
 /* Settings that the engine takes when it starts; strings are copied. */
@@ -32,10 +32,16 @@ typedef struct ebb_engine_config {
 	uint64_t disk_quota;   /* EBB_DISK_QUOTA_BYTES: room that all ranks together take in each disk directory; 0: no limit */
 	double io_timeout_s;   /* EBB_IO_TIMEOUT: seconds that a disk may give no answer; 0: for ever */
 	const char *file_faults; /* EBB_FAULT_FILES: file calls that are to fail, for tests; null: none */
-	/* Called by malloc, free, peer_access and the vmm calls, on their thread, before they wait: for a pause or
-	 * resume, for one another, for the device, for a disk. May be null. */
-	void (*waits)(void);
+	/* Called with an ebb_engine_wait by malloc, free, peer_access and the vmm calls, on their thread. May be null. */
+	void (*waits)(int32_t what);
 } ebb_engine_config;
+
+/* How a call of an owner's waits. */
+typedef enum ebb_engine_wait {
+	EBB_ENGINE_WAITS = 0,           /* from now on it may: for a pause or resume, one another, a disk */
+	EBB_ENGINE_WAITS_IN_DRIVER = 1, /* the driver waits for the device: until the next one no Go code runs on the thread */
+	EBB_ENGINE_WAITED_IN_DRIVER = 2,
+} ebb_engine_wait;
 
 /* host_bytes of EBB_HOST_MB=auto: the engine chooses, by what node and cgroup leave. */
 #define EBB_HOST_AUTO UINT64_MAX

@@ -62,10 +62,19 @@ uint64_t engine_calls_ended(void)
 static void enter(void (*hold)(struct interrupts *))
 {
 	struct thread *t = this_thread();
+	int depth = t->inside++;
 
 	begun++;
-	if (t->inside++ == 0)
+	if (depth == 0) {
 		hold(&t->before);
+	} else if (t->open) { /* from a signal handler, while the engine waits in the driver */
+		struct interrupts open;
+
+		hold(&open);
+		t->opened = open;
+		t->open_depth = depth;
+		t->open = false;
+	}
 }
 
 void engine_enter(void)
@@ -78,13 +87,26 @@ void engine_enter_briefly(void)
 	enter(interrupts_hold_briefly);
 }
 
-/* The engine says on this thread that its call is going to wait. */
-static void call_waits(void)
+/* The engine says on this thread how its call waits. */
+static void call_waits(int32_t what)
 {
-	const struct thread *t = this_thread();
+	struct thread *t = this_thread();
 
-	if (t->inside > 0 && !t->before.size_limit) /* entered briefly */
+	if (t->inside == 0 || t->before.size_limit) /* not entered briefly */
+		return;
+	switch (what) {
+	case EBB_ENGINE_WAITS:
 		interrupts_wait(&t->before);
+		break;
+	case EBB_ENGINE_WAITS_IN_DRIVER:
+		t->open = true;
+		interrupts_let_in(&t->before);
+		break;
+	case EBB_ENGINE_WAITED_IN_DRIVER:
+		interrupts_keep_out();
+		t->open = false;
+		break;
+	}
 }
 
 int engine_leave(int code)
@@ -96,7 +118,13 @@ int engine_leave(int code)
 	struct thread *t = this_thread();
 
 	ended++;
-	if (--t->inside == 0) {
+	if (--t->inside > 0 && t->inside == t->open_depth) {
+		struct interrupts opened = t->opened;
+
+		t->open_depth = 0;
+		t->open = true;
+		interrupts_release(&opened);
+	} else if (t->inside == 0) {
 		struct interrupts before = t->before; /* a handler that runs now may enter the engine itself */
 		interrupts_release(&before);
 	}

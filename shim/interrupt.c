@@ -62,20 +62,35 @@ void interrupts_hold(struct interrupts *before)
 	before->size_limit = true;
 }
 
-void interrupts_hold_briefly(struct interrupts *before)
+static void hold_all_but_faults(sigset_t *before)
 {
 	sigset_t held;
 
 	sigfillset(&held);
 	for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
 		sigdelset(&held, faults[i]);
-	pthread_sigmask(SIG_BLOCK, &held, &before->mask);
+	pthread_sigmask(SIG_BLOCK, &held, before);
+}
+
+void interrupts_hold_briefly(struct interrupts *before)
+{
+	hold_all_but_faults(&before->mask);
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before->cancel);
 	before->size_limit = false;
 }
 
+void interrupts_let_in(const struct interrupts *before)
+{
+	pthread_sigmask(SIG_SETMASK, &before->mask, NULL);
+}
+
+void interrupts_keep_out(void)
+{
+	hold_all_but_faults(NULL);
+}
+
 /* Those that by themselves end or stop a process. (So do real-time signals, but nobody sends one that is
- * not handled.) To ask for the handler of one costs a system call, and a free of memory begins with this. */
+ * not handled.) To ask for the handler of one costs a system call. */
 void interrupts_wait(const struct interrupts *before)
 {
 	static const int ends_or_stops[] = {SIGHUP,  SIGINT,  SIGQUIT,   SIGUSR1, SIGUSR2, SIGPIPE, SIGALRM, SIGTERM, SIGSTKFLT,

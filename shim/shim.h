@@ -75,6 +75,10 @@ void interrupts_release(const struct interrupts *before);
  * a call waits, it lets those through that end or stop the process and have no handler to be held back. */
 void interrupts_hold_briefly(struct interrupts *before);
 void interrupts_wait(const struct interrupts *before);
+/* While such a call is in the driver, and not in Go code, on the thread's own stack, nothing needs to be held
+ * back; then all is again. */
+void interrupts_let_in(const struct interrupts *before);
+void interrupts_keep_out(void);
 /* Blocks all signals but those of faults, for the threads that are made meanwhile; the caller
  * restores the mask. */
 void interrupts_hold_all(sigset_t *before);
@@ -91,6 +95,9 @@ struct thread {
 	int passing;         /* > 0: within a call of the real runtime's, made by a hook that has dealt with
 				memory: hooks of the driver below it pass through */
 	struct interrupts before; /* of the outermost of these */
+	bool open;           /* the driver waits for the device: signals are handled, as before the call */
+	int open_depth;      /* > 0: that many calls are outside of the one that a handler made then */
+	struct interrupts opened; /* of that one */
 	enum { NO_PROBE, PROBE_CALLED, PROBE_ARRIVED } probe; /* see presence.c */
 	int idle;            /* idle sections begun here and not ended, before an engine counts them */
 	uint64_t contexts;   /* bit d: the real runtime's context exists here for device d */

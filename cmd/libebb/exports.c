@@ -119,9 +119,9 @@ const char *ebb_engine_version(void)
 
 /* ---- the engine ------------------------------------------------------------------------ */
 
-void ebb_call(void (*function)(void))
+void ebb_say_wait(void (*waits)(int32_t what))
 {
-	function();
+	waits(EBB_ENGINE_WAITS);
 }
 
 int ebb_engine_start(const ebb_engine_config *config)

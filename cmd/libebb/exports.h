@@ -15,6 +15,6 @@
 void ebb_set_last_error(const char *text, size_t len, const char *json, size_t json_len);
 
 /* Calls a function of the shim's. */
-void ebb_call(void (*function)(void));
+void ebb_say_wait(void (*waits)(int32_t what));
 
 #endif

@@ -26,6 +26,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ebb-offload/ebb/internal/device/cuda"
 	"github.com/ebb-offload/ebb/internal/engine"
 	"github.com/ebb-offload/ebb/internal/mem"
 )
@@ -59,7 +60,8 @@ func ebbGoStart(c *C.ebb_engine_config) C.int {
 			return err
 		}
 		if waits := c.waits; waits != nil {
-			e.OnWait(func() { C.ebb_call(waits) })
+			e.OnWait(func() { C.ebb_say_wait(waits) })
+			cuda.OnWait(unsafe.Pointer(waits), C.EBB_ENGINE_WAITS_IN_DRIVER, C.EBB_ENGINE_WAITED_IN_DRIVER)
 		}
 		running.Store(e)
 		return nil

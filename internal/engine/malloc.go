@@ -105,7 +105,6 @@ func (e *Engine) Free(base mem.Addr, captureActive bool) error {
 	if state == alloc.Paused {
 		defer e.gate.resumed()
 	} else {
-		e.table.Waits()
 		err = ignoreDeinitialized(e.synchronize(a.Device))
 	}
 	e.tryAgain()

@@ -295,6 +295,49 @@ static void all_is_as_before_after_a_wait(void)
 	exit(0);
 }
 
+/* While the driver waits for the device, handlers run as without ebb, and can call it. */
+static void status_at_alarm(int unused)
+{
+	char text[8];
+	size_t need;
+	sigset_t mask;
+
+	(void)unused;
+	EXPECT(ebb_status(text, sizeof(text), &need) == EBB_OK);
+	EXPECT(pthread_sigmask(SIG_BLOCK, NULL, &mask) == 0 && !sigismember(&mask, SIGTERM));
+	alarms++;
+	engine_seen()->go_on = true;
+}
+
+static pthread_t main_thread;
+
+static void *alarm_while_it_waits(void *unused)
+{
+	while (engine_seen()->waiting == 0)
+		sched_yield();
+	EXPECT(pthread_kill(main_thread, SIGALRM) == 0);
+	return unused;
+}
+
+static void handlers_run_while_the_driver_waits(void)
+{
+	sigset_t before, after;
+	void *ptr = managed_malloc(1);
+
+	EXPECT(signal(SIGALRM, status_at_alarm) != SIG_ERR);
+	EXPECT(pthread_sigmask(SIG_BLOCK, NULL, &before) == 0);
+	setenv("FAKE_CALLS_WAIT", "1", 1);
+	setenv("FAKE_DRIVER_WAITS", "1", 1);
+	main_thread = pthread_self();
+	EXPECT(pthread_create(&other, NULL, alarm_while_it_waits, NULL) == 0);
+	EXPECT(cudaFree(ptr) == cudaSuccess && alarms == 1 && pthread_join(other, NULL) == 0);
+	EXPECT(!engine_seen()->waiting_blocked_alarm && engine_seen()->waited_blocked_alarm);
+	EXPECT(pthread_sigmask(SIG_BLOCK, NULL, &after) == 0);
+	for (int number = 1; number <= SIGRTMAX; number++)
+		EXPECT(sigismember(&before, number) == sigismember(&after, number));
+	exit(0);
+}
+
 static void cancelling_waits(void)
 {
 	int state;
@@ -478,6 +521,8 @@ CASES(
 	{.says = "a signal handler without a stack of its own waits for the end of an engine call", .run = plain_handler_waits},
 	{.says = "one with a stack of its own interrupts it", .run = stacked_handler_does_not_wait},
 	{.says = "it waits for a short call too, a fault does not", .run = plain_handler_waits_for_a_short_call},
+	{.says = "handlers run while the driver waits for the device in cudaFree, and can call ebb",
+	 .run = handlers_run_while_the_driver_waits},
 	{.says = "SIGTERM ends a process that waits in cudaFree", .run = terminated_in_a_free, .exit_status = -SIGTERM},
 	{.says = "SIGTERM ends a process that waits in cuMemUnmap",
 	 .run = terminated_in_an_unmap,

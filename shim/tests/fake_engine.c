@@ -60,7 +60,7 @@ static void wait_inside(const char *variable)
 		usleep(1000);
 }
 
-static void (*waits)(void); /* what start was given */
+static void (*waits)(int32_t what); /* what start was given */
 
 /* As a call of the memory's owner does, for a pause or for the device. */
 static void owner_waits(void)
@@ -69,11 +69,18 @@ static void owner_waits(void)
 
 	if (getenv("FAKE_CALLS_WAIT") == NULL)
 		return;
-	waits();
+	int32_t how = getenv("FAKE_DRIVER_WAITS") != NULL ? EBB_ENGINE_WAITS_IN_DRIVER : EBB_ENGINE_WAITS;
+
+	waits(how);
 	pthread_sigmask(SIG_BLOCK, NULL, &mask);
 	fake_engine.waiting_blocked_alarm = sigismember(&mask, SIGALRM);
 	fake_engine.waiting_blocked_term = sigismember(&mask, SIGTERM);
 	wait_inside("FAKE_CALLS_WAIT");
+	if (how == EBB_ENGINE_WAITS_IN_DRIVER) {
+		waits(EBB_ENGINE_WAITED_IN_DRIVER);
+		pthread_sigmask(SIG_BLOCK, NULL, &mask);
+		fake_engine.waited_blocked_alarm = sigismember(&mask, SIGALRM);
+	}
 }
 
 static void copy(char *to, size_t cap, const char *from)

@@ -20,6 +20,7 @@
  *                       code that the call fails with
  *   FAKE_START_ALLOCATES   start calls cudaMalloc and cudaFree, as a library that is loaded may
  *   FAKE_IDLE_ENDS         an idle section that begins ends another one, once, as a thread may meanwhile
+ *   FAKE_CALLS_WAIT     calls of owners wait likewise; FAKE_DRIVER_WAITS: as in the driver
  *   FAKE_WAITS          pause and resume wait for go_on or shutdown before they do anything
  *   FAKE_CALLS_WAIT     so do malloc, free, peer_access and the vmm calls, after they said that they will
  *   FAKE_SAY_SHUTDOWN   shutdown writes a line to stderr
@@ -37,6 +38,7 @@ struct fake_engine {
 	_Atomic int blocked_alarm, blocked_xfsz, blocked_term, cancel_disabled; /* what held in the last pause */
 	_Atomic bool go_on;
 	_Atomic int malloc_blocked_alarm, malloc_blocked_segv; /* what held in the last malloc */
+	_Atomic int waited_blocked_alarm; /* after the driver waited in it (FAKE_DRIVER_WAITS) */
 	_Atomic int waiting_blocked_alarm, waiting_blocked_term; /* in the last call that waits (FAKE_CALLS_WAIT) */
 
 	/* What start was given; strings copied, "" for null. */

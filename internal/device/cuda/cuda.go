@@ -20,6 +20,29 @@ struct current {
 	CUresult result;
 };
 
+// What is told of waits inside the driver: see OnWait. Set before any of them.
+static struct {
+	void (*function)(int32_t what);
+	int32_t before, after;
+} told;
+
+static void tell(void *function, int32_t before, int32_t after)
+{
+	told.function = (void (*)(int32_t))function;
+	told.before = before;
+	told.after = after;
+}
+
+static CUresult synchronize(const struct ebb_cuda *cuda)
+{
+	if (told.function != NULL)
+		told.function(told.before);
+	CUresult result = call_cuCtxSynchronize(cuda);
+	if (told.function != NULL)
+		told.function(told.after);
+	return result;
+}
+
 static struct current current_context(const struct ebb_cuda *cuda)
 {
 	struct current c = {0};
@@ -216,8 +239,15 @@ func (d *driver) ExchangeCaptureMode(mode int) (int, error) {
 	return int(m), err
 }
 
+// OnWait has a C function of one int32_t called right before and after the driver waits for a device, on the
+// thread that waits, with the one number and the other. Between the two the thread runs no Go code and is on
+// its C stack, so that every signal can be handled there. Once, before any wait.
+func OnWait(function unsafe.Pointer, before, after int32) {
+	C.tell(function, C.int32_t(before), C.int32_t(after))
+}
+
 func (d *driver) Synchronize() error {
-	return d.check("cuCtxSynchronize", C.call_cuCtxSynchronize(d.cuda))
+	return d.check("cuCtxSynchronize", C.synchronize(d.cuda))
 }
 
 func (d *driver) StreamCreate() (device.Stream, error) {
