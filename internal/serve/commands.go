@@ -1,0 +1,348 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/ebb-offload/ebb/internal/control"
+	"github.com/ebb-offload/ebb/internal/node"
+)
+
+// Limits of commands.
+const (
+	maxRuns        = 16 // at the same time
+	commandTimeout = time.Minute
+	maxNamed       = 8 // ranks that a reply names of each kind, whatever the number of ranks
+)
+
+// commandReport is what came of a command. Its size does not depend on the number of ranks.
+type commandReport struct {
+	MessageType string     `json:"message_type"` // pause, resume
+	ID          string     `json:"id"`           // of the ranks' control commands
+	OK          bool       `json:"ok"`
+	Ranks       rankCounts `json:"ranks"`
+	Moved       moved      `json:"moved"`
+	Seconds     float64    `json:"seconds"`
+	Slowest     []named    `json:"slowest"` // at most maxNamed of each
+	Failed      []named    `json:"failed"`
+	Late        []named    `json:"late"`
+}
+
+// rankCounts are ranks by how the command went.
+type rankCounts struct {
+	Total     int `json:"total"`
+	Done      int `json:"done"`
+	Failed    int `json:"failed"`
+	Gone      int `json:"gone"`
+	Late      int `json:"late"` // under way at the deadline, too
+	Withdrawn int `json:"withdrawn"`
+}
+
+// moved are sums over the ranks, in bytes.
+type moved struct {
+	Bytes   uint64 `json:"bytes"`
+	Device  uint64 `json:"device_bytes"`
+	Host    uint64 `json:"host_bytes"`
+	Disk    uint64 `json:"disk_bytes"`
+	Skipped uint64 `json:"skipped_bytes"`
+	Kept    uint64 `json:"kept_bytes"`
+	Freed   uint64 `json:"freed_bytes"`
+	Missing uint64 `json:"missing_bytes"`
+}
+
+func (m *moved) add(d *control.Done) {
+	m.Bytes += d.Bytes
+	m.Device += d.DeviceBytes
+	m.Host += d.HostBytes
+	m.Disk += d.DiskBytes
+	m.Skipped += d.SkippedZero + d.SkippedSame
+	m.Kept += d.Kept
+	m.Freed += d.Freed
+	m.Missing += d.Missing
+}
+
+// named is one rank of which a reply says something.
+type named struct {
+	Rank    string   `json:"rank"` // actor cell 0 rank 3
+	PID     int      `json:"pid"`
+	State   string   `json:"state"`
+	Seconds *float64 `json:"seconds,omitempty"`
+	Bytes   *uint64  `json:"bytes,omitempty"`
+	Message string   `json:"message,omitempty"`
+	Code    int      `json:"code,omitempty"` // of abi/ebb.h
+}
+
+// act answers POST /v1/pause and /v1/resume.
+func (s *Server) act(verb string, do operate) func(http.ResponseWriter, *http.Request) *refusal {
+	return func(w http.ResponseWriter, r *http.Request) *refusal {
+		var c command
+		if refused := s.body(w, r, &c); refused != nil {
+			return refused
+		}
+		if refused := c.check(); refused != nil {
+			return refused
+		}
+		k, refused := key(r.Header)
+		if refused != nil {
+			return refused
+		}
+		within, refused := timeout(c.Timeout, commandTimeout)
+		if refused != nil {
+			return refused
+		}
+		c.Timeout = nil // no part of what is asked for
+		deadline := time.Now().Add(within)
+		if err := http.NewResponseController(w).SetWriteDeadline(deadline.Add(writePatient)); err != nil {
+			return refuse(http.StatusInternalServerError, codeInternal, "", "%s", oneLine(err))
+		}
+		waiting, stop := context.WithDeadline(r.Context(), deadline)
+		defer stop()
+		run, refused := s.obtain(waiting, verb, do, c, k)
+		if refused != nil {
+			return refused
+		}
+		select {
+		case <-run.done:
+		case <-waiting.Done():
+		}
+		return s.tell(w, run)
+	}
+}
+
+// obtain begins a command, or joins the one with its key. Without a key the command is withdrawn, as far
+// as it has not begun, when its caller goes away; with one, somebody may come back for it.
+func (s *Server) obtain(waiting context.Context, verb string, do operate, c command, key string) (*run, *refusal) {
+	deadline, _ := waiting.Deadline()
+	id := identity(verb, c)
+	if key == "" {
+		return s.begin(waiting, waiting, deadline, verb, do, c, commandID("", id))
+	}
+	a, first, refused := s.keys.claim(key, id)
+	if refused != nil {
+		return nil, refused
+	}
+	if first {
+		go func() {
+			finding, stop := context.WithDeadline(s.commands, deadline)
+			defer stop()
+			run, refused := s.begin(finding, s.commands, deadline, verb, do, c, commandID(key, id))
+			s.keys.settle(key, a, run, refused)
+		}()
+	}
+	select {
+	case <-a.set:
+		return a.run, a.refused
+	case <-waiting.Done():
+		return nil, refuse(http.StatusGatewayTimeout, codeUnderWay, "repeat the request with the same key",
+			"the ranks were not found by the deadline")
+	}
+}
+
+// begin finds the ranks that are meant and starts the command on them. It ends with its owner.
+func (s *Server) begin(finding, owner context.Context, deadline time.Time, verb string, do operate, c command, id string) (*run, *refusal) {
+	if !s.enter() {
+		return nil, stopping()
+	}
+	select {
+	case s.runs <- struct{}{}:
+	default:
+		s.running.Done()
+		return nil, refuse(http.StatusServiceUnavailable, codeBusy, "wait for those under way, then try again", "%d commands are under way already", maxRuns)
+	}
+	leave := func() { <-s.runs; s.running.Done() }
+	ranks, refused := s.choose(finding, c)
+	if refused != nil {
+		leave()
+		return nil, refused
+	}
+	ctx, stop := context.WithDeadline(owner, deadline)
+	unless := context.AfterFunc(s.commands, stop) // the server's end withdraws too
+	s.log.Info("command", "verb", verb, "selection", c.String(), "ranks", len(ranks), "id", id)
+	return start(ctx, do, verb, id, ranks, c.Tags, func() {
+		unless()
+		stop()
+		s.view.stale()
+		leave()
+	}), nil
+}
+
+// choose is the ranks that a command means. Those that did not answer are among them: they may yet, by
+// the deadline, and else they are named.
+func (s *Server) choose(ctx context.Context, c command) ([]node.Rank, *refusal) {
+	ranks, silent, err := s.view.discover(ctx)
+	if ctx.Err() != nil {
+		return nil, refuse(http.StatusGatewayTimeout, codeLate, "give it a longer timeout_s", "the ranks were not found by the deadline")
+	}
+	if err != nil && len(ranks)+len(silent) == 0 {
+		return nil, refuse(http.StatusInternalServerError, codeInternal, "", "looking for ranks: %s", oneLine(err))
+	}
+	if len(ranks)+len(silent) == 0 {
+		return nil, refuse(http.StatusConflict, codeNoRank, "ranks of ebb run and ebb exec are found while they run, and of this user",
+			"no rank is running")
+	}
+	chosen, unanswered, err := node.SelectBoth(ranks, silent, node.Selection{Roles: c.Roles, Ranks: c.Ranks, Cells: c.Cells, Jobs: c.Jobs, PIDs: c.PIDs})
+	var unknown *node.SelectionError
+	switch {
+	case errors.As(err, &unknown):
+		refused := refuse(http.StatusBadRequest, codeUnknown, "", "%s", cut(oneLine(err), 4*maxName))
+		refused.Known = limited64(unknown.Exist)
+		return nil, refused
+	case err != nil:
+		return nil, invalid("%s", oneLine(err))
+	}
+	if refused := s.tagsExist(ctx, c.Tags, chosen, len(unanswered) == 0); refused != nil {
+		return nil, refused
+	}
+	for _, q := range unanswered {
+		chosen = append(chosen, node.Rank{Who: q.Who, Socket: q.Socket})
+	}
+	return chosen, nil
+}
+
+// tagsExist refuses a tag that no chosen rank has. Where a rank did not say which it has, the ranks decide.
+func (s *Server) tagsExist(ctx context.Context, tags []string, ranks []node.Rank, all bool) *refusal {
+	if len(tags) == 0 || !all {
+		return nil
+	}
+	var exist []string
+	for _, r := range s.node.Status(ctx, ranks, patience) {
+		if r.Err != "" {
+			return nil
+		}
+		for _, t := range r.Status.Tags {
+			exist = append(exist, t.Tag)
+		}
+	}
+	slices.Sort(exist)
+	exist = slices.Compact(exist)
+	for _, tag := range tags {
+		if !slices.Contains(exist, tag) {
+			refused := refuse(http.StatusBadRequest, codeUnknown, "", "no tag %q on these ranks", short(tag))
+			refused.Known = limited64(exist)
+			return refused
+		}
+	}
+	return nil
+}
+
+// limited64 are the first of many names.
+func limited64(names []string) []string { return names[:min(len(names), 64)] }
+
+// tell replies with what is known of a run.
+func (s *Server) tell(w http.ResponseWriter, r *run) *refusal {
+	report := s.report(r)
+	counts := report.Ranks
+	var refused *refusal
+	switch {
+	case report.OK:
+		writeJSON(w, http.StatusOK, report)
+		return nil
+	case counts.Failed+counts.Gone > 0 && counts.Done > 0:
+		back := map[string]string{control.CmdPause: "resume", control.CmdResume: "pause"}[r.verb]
+		refused = refuse(http.StatusConflict, codeHalfWay,
+			fmt.Sprintf("repeat %s with a new key, or bring the others back with /v1/%s", r.verb, back),
+			"%s: done on %d of %d ranks, and %d failed", r.verb, counts.Done, counts.Total, counts.Failed+counts.Gone)
+	case counts.Failed+counts.Gone > 0:
+		refused = refuse(http.StatusInternalServerError, codeFailed, "see what each rank says", "%s failed on %d of %d ranks, and is done on none",
+			r.verb, counts.Failed+counts.Gone, counts.Total)
+	case counts.Late > 0:
+		remedy := "a pause waits until the actor allows it; see the state of the ranks, then repeat it with a new key or a longer timeout_s"
+		if !r.over() {
+			remedy = "what has begun goes on: repeat the request with the same key to wait for it, or look at /v1/node"
+		}
+		refused = refuse(http.StatusGatewayTimeout, codeLate, remedy, "%s: %d of %d ranks were late", r.verb, counts.Late, counts.Total)
+	default:
+		refused = refuse(http.StatusServiceUnavailable, codeStopping, "", "%s: the server ends, %d of %d ranks had not begun",
+			r.verb, counts.Withdrawn, counts.Total)
+	}
+	refused.Report = report
+	return refused
+}
+
+// report sums a run up.
+func (s *Server) report(r *run) commandReport {
+	outcomes, elapsed := r.now()
+	c := commandReport{
+		MessageType: r.verb, ID: r.id, Seconds: elapsed.Seconds(),
+		Slowest: []named{}, Failed: []named{}, Late: []named{},
+	}
+	c.Ranks.Total = len(outcomes)
+	now, _ := s.hub.busy()
+	var done []node.Outcome
+	for _, o := range outcomes {
+		if o.Done != nil {
+			c.Moved.add(o.Done)
+		}
+		switch {
+		case o.State == node.Done:
+			c.Ranks.Done++
+			done = append(done, o)
+		case o.State == node.Failed:
+			c.Ranks.Failed++
+			c.Failed = name(c.Failed, o, "")
+		case o.State == node.Gone:
+			c.Ranks.Gone++
+			c.Failed = name(c.Failed, o, "")
+		case o.State == node.Withdrawn && s.commands.Err() != nil:
+			c.Ranks.Withdrawn++
+			c.Late = name(c.Late, o, "")
+		default:
+			c.Ranks.Late++
+			c.Late = name(c.Late, o, doing(now[o.Socket]))
+		}
+	}
+	slices.SortStableFunc(done, func(a, b node.Outcome) int {
+		switch {
+		case a.Seconds > b.Seconds:
+			return -1
+		case a.Seconds < b.Seconds:
+			return 1
+		}
+		return 0
+	})
+	for _, o := range done {
+		c.Slowest = name(c.Slowest, o, "")
+	}
+	c.OK = c.Ranks.Done == c.Ranks.Total
+	return c
+}
+
+// name adds a rank to a list that has room. doing is what a rank is at of which there is no outcome yet.
+func name(list []named, o node.Outcome, doing string) []named {
+	if len(list) == maxNamed {
+		return list
+	}
+	n := named{Rank: cut(node.Name(o.Who), maxName), PID: o.PID, State: string(o.State)}
+	if o.State == "" || o.State == node.Withdrawn {
+		n.State, n.Message = string(node.Late), doing
+	}
+	if o.Done != nil {
+		n.Bytes = &o.Done.Bytes
+	}
+	if o.Seconds > 0 {
+		n.Seconds = &o.Seconds
+	}
+	if o.Err != nil && o.State != node.Withdrawn {
+		n.Message, n.Code = cut(oneLine(o.Err), 2*maxName), o.Err.Code
+	}
+	return append(list, n)
+}
+
+// doing is what a rank was at when the deadline came.
+func doing(o operation) string {
+	switch {
+	case o.Name == "":
+		return "no answer by the deadline"
+	case o.Waiting:
+		return "no safe point by the deadline"
+	case o.Total > 0:
+		return fmt.Sprintf("its %s goes on: %s of %s moved", o.Name, humanize.IBytes(o.Bytes), humanize.IBytes(o.Total))
+	}
+	return fmt.Sprintf("its %s goes on", o.Name)
+}
