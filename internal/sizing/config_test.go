@@ -2,8 +2,10 @@ package sizing
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -72,4 +74,58 @@ func configText(t testing.TB, name string) []byte {
 		t.Fatalf("testdata/configs.json has no %s", name)
 	}
 	return configs[name]
+}
+
+// Each says what is wrong, and with what to plan instead.
+func TestConfigurationsThatCannotBePlannedWith(t *testing.T) {
+	llama := `"architectures":["LlamaForCausalLM"],"hidden_size":64,"num_hidden_layers":2,"num_attention_heads":4,"intermediate_size":128,"vocab_size":100`
+	with := func(more string) string { return "{" + llama + "," + more + "}" }
+	if _, err := FromConfig([]byte("{" + llama + "}")); err != nil {
+		t.Fatalf("the one that is right: %v", err)
+	}
+	for text, says := range map[string]string{
+		``:                                       "not a JSON object",
+		`[]`:                                     "not a JSON object",
+		`null`:                                   "names no model",
+		`{}`:                                     "names no model",
+		`{"architectures":[]}`:                   "names no model",
+		`{"architectures":"Llama"}`:              `"architectures" must be a list`,
+		`{"architectures":["LlamaForCausalLM"]}`: "hidden_size is missing",
+		`{"architectures":["Mamba2ForCausalLM"]}`:      `"Mamba2ForCausalLM" is not known`,
+		`{"architectures":["X"],"text_config":{}}`:     "parts for other things than text",
+		`{"architectures":["\u001b[31mX\n"]}`:          `"?[31mX?"`,
+		"{" + llama + `} x`:                            "something follows",
+		with(`"vocab_size":0`):                         "vocab_size must be a whole number from 1",
+		with(`"vocab_size":null`):                      "vocab_size is missing",
+		with(`"vocab_size":-1`):                        "vocab_size must be a whole number",
+		with(`"vocab_size":1e30`):                      "vocab_size must be a whole number",
+		with(`"vocab_size":1.5`):                       "vocab_size must be a whole number",
+		with(`"vocab_size":"100"`):                     "vocab_size must be a whole number",
+		with(`"vocab_size":{"a":[1]}`):                 "vocab_size must be a whole number",
+		with(`"vocab_size":NaN`):                       "not a JSON object",
+		with(`"num_hidden_layers":99999999`):           "num_hidden_layers must be a whole number",
+		with(`"num_attention_heads":3`):                "no multiple of num_attention_heads",
+		with(`"num_key_value_heads":0`):                "num_key_value_heads must be at least 1",
+		with(`"tie_word_embeddings":"yes"`):            "tie_word_embeddings must be true or false",
+		with(`"architectures":["Qwen3ForCausalLM"]`):   "num_key_value_heads is missing",
+		with(`"architectures":["MixtralForCausalLM"]`): "num_key_value_heads is missing",
+		with(`"hidden_size":16777216,"intermediate_size":16777216,"num_hidden_layers":8192`): "which is no model",
+		strings.Repeat(`{"a":`, 20000) + "1" + strings.Repeat("}", 20000):                    "not a JSON object",
+		strings.Repeat(" ", MaxConfig+1):                                                     "which no config.json has",
+	} {
+		_, err := FromConfig([]byte(text))
+		var refused *ConfigError
+		if !errors.As(err, &refused) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%.120s: %v, want %q", text, err, says)
+		}
+		if err != nil && !strings.Contains(err.Error(), "--params") && !strings.Contains(err.Error(), "name the model's config.json") && !strings.Contains(err.Error(), `"architectures" must be a list`) {
+			t.Errorf("%.120s: %v says nothing about what to do", text, err)
+		}
+	}
+}
+
+func TestWhatIsNotCountedIsSaid(t *testing.T) {
+	if notes := config(t, "deepseek-v3").Notes; len(notes) != 1 || !strings.Contains(notes[0], "num_nextn_predict_layers") {
+		t.Errorf("%q", notes)
+	}
 }
