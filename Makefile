@@ -140,8 +140,9 @@ gpu-wheels: ## fetch torch_memory_saver and vLLM's allocator, for test-gpu.sh wi
 	PYTHON=$(PYTHON) scripts/fetch-vllm-allocator.sh
 
 .PHONY: bench
-bench: build ## cost of the preloaded library in processes that use no GPU
+bench: build ## cost of the preloaded library in processes that use no GPU, and of each call that it hooks
 	scripts/bench-preload.sh
+	shim/tests/bench-calls.sh
 
 ##@ Check
 
