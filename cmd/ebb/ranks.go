@@ -58,11 +58,11 @@ func (r *rankFlags) add(f *pflag.FlagSet) {
 			return err
 		}
 	}
-	list("role", "NAME,…", "only ranks of this role, or of these", words(&r.selection.Roles))
-	list("rank", "R,…", "only this rank, or these", numbers(&r.selection.Ranks))
-	list("cell", "N,…", "only ranks of this cell, or of these", numbers(&r.selection.Cells))
-	list("job", "NAME,…", "only ranks of this job, or of these", words(&r.selection.Jobs))
-	list("pid", "PID,…", "only this process, or these; their control sockets are looked for where their environments say", func(word string) error {
+	list("role", "NAME", "only ranks of this role, or of several with commas", words(&r.selection.Roles))
+	list("rank", "R", "only this rank, or several with commas", numbers(&r.selection.Ranks))
+	list("cell", "N", "only ranks of this cell, or of several with commas", numbers(&r.selection.Cells))
+	list("job", "NAME", "only ranks of this job, or of several with commas", words(&r.selection.Jobs))
+	list("pid", "PID", "only this process, or several with commas; their control sockets are looked for where their environments say", func(word string) error {
 		pid, err := strconv.Atoi(word)
 		if err != nil || pid < 1 {
 			return errors.New("must be the number of a process")

@@ -97,7 +97,7 @@ func unanswered(path string, why error) *Silent {
 	if named && rankdir.Alive(owner) {
 		s.Who = whoIs(owner.PID)
 	}
-	s.Why = reason(why, s.PID)
+	s.Why, s.Late = reason(why, s.PID), errors.Is(why, context.DeadlineExceeded)
 	return s
 }
 

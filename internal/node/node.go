@@ -35,6 +35,7 @@ type Silent struct {
 	control.Who
 	Socket string `json:"socket"`
 	Why    string `json:"why"`
+	Late   bool   `json:"late"` // it took the caller and said nothing in time: it hangs, or is stopped
 	Dead   bool   `json:"dead"` // the process has ended for certain; its socket was removed
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -68,7 +69,7 @@ func (r Report) In(states ...State) []Outcome {
 // Operation is a pause or a resume of ranks.
 type Operation struct {
 	Cmd     string              // control.CmdPause, control.CmdResume
-	Tags    []string            // none: everything
+	Tags    []string            // none: everything. A rank that has none of them has nothing to do
 	Timeout time.Duration       // pause: for the safe point; resume: for device memory. Negative: what each rank has as its own
 	ID      string              // the same again is the same operation
 	Event   func(control.Event) // hears what the ranks tell of it; may be nil. Never called twice at a time
@@ -128,6 +129,7 @@ func (op Operation) Run(ctx context.Context, ranks []Rank) Report {
 
 // on does the operation on one rank. The connection is closed at the end, which withdraws a pause that has not begun.
 func (op Operation) on(ctx context.Context, rank Rank) Outcome {
+	everything := len(op.Tags) == 0
 	hello, cancel := context.WithTimeout(ctx, reach)
 	defer cancel()
 	c, err := client.Dial(hello, rank.Socket)
@@ -138,6 +140,12 @@ func (op Operation) on(ctx context.Context, rank Rank) Outcome {
 	if c.Hello().PID != rank.PID {
 		return op.ended(ctx, rank, client.ErrEnded)
 	}
+	if op.Tags, err = here(hello, c, op.Tags); err != nil {
+		return op.ended(ctx, rank, err)
+	}
+	if len(op.Tags) == 0 && !everything {
+		return Outcome{State: Done, Done: &control.Done{}}
+	}
 	running := running{op: op, rank: rank, conn: c, heard: time.Now()}
 	if running.events, err = c.Events(hello); err != nil {
 		var refused *control.Error
@@ -147,6 +155,28 @@ func (op Operation) on(ctx context.Context, rank Rank) Outcome {
 		running.begun = true // it will not tell
 	}
 	return running.follow(ctx)
+}
+
+// here are those of the tags that a rank has. It would refuse one that it does not know, and with it the others.
+func here(ctx context.Context, c *client.Conn, tags []string) ([]string, error) {
+	if len(tags) == 0 {
+		return nil, nil
+	}
+	raw, err := c.Do(ctx, control.Request{Cmd: control.CmdStatus})
+	if err != nil {
+		return nil, err
+	}
+	var status Status
+	if err := json.Unmarshal(raw, &status); err != nil {
+		return nil, fmt.Errorf("its status is not understood: %w", err)
+	}
+	var has []string
+	for _, t := range status.Tags {
+		if slices.Contains(tags, t.Tag) {
+			has = append(has, t.Tag)
+		}
+	}
+	return has, nil
 }
 
 // running is an operation that one rank was asked for.

@@ -108,6 +108,28 @@ func SelectBoth(ranks []Rank, silent []Silent, s Selection) ([]Rank, []Silent, e
 	return selected, unanswered, nil
 }
 
+// KnowTags returns a *SelectionError for a tag that no rank has. It is nil where a rank did not say which it has.
+func KnowTags(all []RankStatus, tags []string) error {
+	var exist []string
+	for _, r := range all {
+		if r.Err != "" {
+			return nil
+		}
+		for _, t := range r.Status.Tags {
+			if !slices.Contains(exist, t.Tag) {
+				exist = append(exist, t.Tag)
+			}
+		}
+	}
+	slices.Sort(exist)
+	for _, tag := range tags {
+		if !slices.Contains(exist, tag) {
+			return &SelectionError{What: "tag", Value: tag, Exist: exist}
+		}
+	}
+	return nil
+}
+
 // mayMean is Means where what is not known counts as right.
 func (s Selection) mayMean(w control.Who) bool {
 	return s.each(func(_ string, wanted []string, of func(control.Who) string) bool {

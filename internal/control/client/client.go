@@ -121,14 +121,22 @@ func (c *Conn) greet(ctx context.Context) error {
 	}
 	// First the version alone: the rest of another one's message may look otherwise.
 	var said struct {
-		V   int    `json:"v"`
-		EBB string `json:"ebb"`
+		V     int             `json:"v"`
+		EBB   string          `json:"ebb"`
+		Error json.RawMessage `json:"error"`
 	}
 	if err := json.Unmarshal(line, &said); err != nil || said.V == 0 {
 		return &ProtocolError{What: "the first line is no greeting"}
 	}
 	if said.V != control.Version {
 		return &VersionError{Theirs: said.V, EBB: said.EBB}
+	}
+	if said.Error != nil { // it takes nobody, or not us
+		var refused control.Error
+		if err := json.Unmarshal(said.Error, &refused); err != nil || refused.Message == "" {
+			return &ProtocolError{What: "a refusal without a reason"}
+		}
+		return &refused
 	}
 	if err := json.Unmarshal(line, &c.hello); err != nil {
 		return &ProtocolError{What: "the greeting: " + err.Error()}

@@ -94,6 +94,9 @@ func TestWhatIsNoRankIsRefused(t *testing.T) {
 	for _, test := range []struct{ name, says, want string }{
 		{"another version", `{"v":2,"ebb":"9.0.0","pid":"a text by now"}` + "\n",
 			"the rank (ebb 9.0.0) speaks version 2 of the control protocol, this ebb version 1: use the ebb that the rank was started with"},
+		{"a refusal", `{"v":1,"ok":false,"error":{"code":1,"message":"32 connections are open already: close one"}}` + "\n",
+			"32 connections are open already: close one"},
+		{"a refusal without a reason", `{"v":1,"ok":false,"error":{}}` + "\n", "not the control protocol: a refusal without a reason"},
 		{"HTTP", "HTTP/1.1 400 Bad Request\r\n\r\n", "not the control protocol: the first line is no greeting"},
 		{"no version", `{"ebb":"0.1.0"}` + "\n", "not the control protocol: the first line is no greeting"},
 		{"a wrong type", `{"v":1,"pid":"seven"}` + "\n", "not the control protocol: the greeting: "},
