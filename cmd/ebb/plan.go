@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebb-offload/ebb/internal/diskspeed"
@@ -43,7 +44,10 @@ type planOptions struct {
 	hostMemory     uint64 // 0: that of this machine
 	hostReserve    uint64
 	hostReserveSet bool
-	dirs           []string
+	dirs           []string  // --disk-dir
+	ranks          rankFlags // of --live
+	live           bool
+	linkGiven      bool
 	diskSpace      uint64
 	link           sizing.Range
 	write, read    sizing.Range
@@ -61,7 +65,6 @@ func newPlan() *cobra.Command {
 		parallel: sizing.Parallel{TP: 1, PP: 1, CP: 1, DP: 1, EP: 1}, chunkMB: launch.DefaultChunkMB,
 		driveYears: sizing.WarrantyYears, drives: 1, link: sizing.TypicalLink,
 	}
-	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Say beforehand what will be parked, where it fits and how long it takes",
@@ -72,16 +75,28 @@ back, what that does to the drive, and the command to use (docs/planning.md).
 What is not given is measured here: host memory, and with --disk-dir the room and the rates of that
 disk, which takes some seconds. Nothing is left behind.
 
-Ends with 0 when something fits, with 1 when nothing does.`,
+With --live it asks the running ranks instead: what the next pause and resume of each will take, and
+how far the same arithmetic is from the latest ones.
+
+Ends with 0 when something fits, with 1 when nothing does; with --live with 3 when no rank is
+running, and with 4 when one did not answer.`,
 		Example: `  ebb plan --params 7B --dp 8 --disk-dir /scratch/$USER
   ebb plan --from-config config.json --tp 4 --ep 8 --dp 2 --gpu-memory 139GiB \
       --host-memory 1TiB --disk-write 20-26 --disk-read 40-48 --disk-space 20TB
-  ebb plan --params 8B --disk-write 2.7 --disk-read 1.8 --cycle-seconds 600 --drive-tbw 7000`,
+  ebb plan --params 8B --disk-write 2.7 --disk-read 1.8 --cycle-seconds 600 --drive-tbw 7000
+  ebb plan --live --role actor`,
 		Args:    noArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.hostReserveSet = cmd.Flags().Changed("host-reserve")
-			return plan(cmd.Context(), o, asJSON)
+			o.hostReserveSet, o.linkGiven = cmd.Flags().Changed("host-reserve"), cmd.Flags().Changed("link")
+			o.dirs = o.ranks.diskDirs
+			if o.live {
+				return o.planLive(cmd.Context())
+			}
+			if name := onlyLive(cmd.Flags()); name != "" {
+				return launch.Usagef("--%s chooses among running ranks: add --live, or leave it out", name)
+			}
+			return o.planAhead(cmd.Context())
 		},
 	}
 	f := cmd.Flags()
@@ -119,8 +134,6 @@ Ends with 0 when something fits, with 1 when nothing does.`,
 	f.Var(&value{kind: "SIZE", parse: into(&o.hostMemory, sizing.ParseSize)}, "host-memory", "host memory of the node (default: what this machine and its memory cgroups leave now)")
 	f.Var(&value{kind: "SIZE", parse: into(&o.hostReserve, sizing.ParseSize)},
 		"host-reserve", "host memory left for everything else, as the rollout engine (default: a twentieth, at least 2 GiB, at most an eighth)")
-	f.Var(&value{kind: "DIR", parse: into(&o.dirs, launch.ParseDirs), once: "given twice: name several as DIR,DIR"},
-		"disk-dir", "the disk directory, or several as DIR,DIR: its room and its rates are measured where they are not given")
 	f.Var(&value{kind: "SIZE", parse: into(&o.diskSpace, sizing.ParseSize)}, "disk-space", "room on the disks of the node")
 	f.Var(&value{kind: "GB/S", parse: into(&o.write, sizing.ParseRate)}, "disk-write", "what the disks of the node write, all ranks together: GB/s, or lowest and highest as 2.3-2.9")
 	f.Var(&value{kind: "GB/S", parse: into(&o.read, sizing.ParseRate)}, "disk-read", "what they read, likewise")
@@ -136,8 +149,22 @@ Ends with 0 when something fits, with 1 when nothing does.`,
 	f.Var(&value{kind: "SIZE", parse: into(&o.driveSize, sizing.ParseSize)}, "drive-size", "size of a drive, as 3.84TB")
 	f.Var(&value{text: fmt.Sprint(o.driveYears), kind: "N", parse: into(&o.driveYears, sizing.ParsePositive)}, "drive-years", "years that --drive-dwpd is rated for")
 	f.Var(&value{text: "1", kind: "N", parse: into(&o.drives, sizing.ParseWays)}, "drives", "drives of the node that share what is written")
-	onOffTo(f, &asJSON, "json", "print JSON")
+
+	onOffTo(f, &o.live, "live", "predict the next pause and resume of the ranks that are running")
+	o.ranks.add(f)
+	f.Lookup("disk-dir").Usage = "the disk directory, or several as DIR,DIR: its room and its rates are measured where they are not given; with --live its ranks are found too"
 	return cmd
+}
+
+// onlyLive is a flag on the command line that only --live looks at.
+func onlyLive(f *pflag.FlagSet) (name string) {
+	for _, n := range []string{"role", "rank", "cell", "job", "pid", "runtime-dir"} {
+		flag := f.Lookup(n)
+		if _, variable := flag.Annotations[fromVariable]; flag.Changed && !variable {
+			name = n
+		}
+	}
+	return name
 }
 
 // planResult is what ebb plan --json prints. Sizes are bytes, rates bytes a second, times seconds.
@@ -212,12 +239,12 @@ type planRates struct {
 	From  string       `json:"from"` // given, measured, or ""
 }
 
-func plan(ctx context.Context, o planOptions, asJSON bool) error {
+func (o planOptions) planAhead(ctx context.Context) error {
 	result, err := o.plan(ctx)
 	if err != nil {
 		return err
 	}
-	if asJSON {
+	if o.ranks.asJSON {
 		err = printJSON(result)
 	} else {
 		result.print(os.Stdout, o)
@@ -246,7 +273,8 @@ func (o planOptions) plan(ctx context.Context) (planResult, error) {
 		return r, launch.Usagef("--ranks-per-node %d: there are %d ranks (tp %d × pp %d × cp %d × dp %d); correct one of them",
 			o.perNode, o.parallel.World(), o.parallel.TP, o.parallel.PP, o.parallel.CP, o.parallel.DP)
 	}
-	node, err := o.node(ctx, &r)
+	load := sizing.FullestNode(stages, o.parallel, o.perNode)
+	node, err := o.node(ctx, load.Sum(sizing.Kinds.Total), &r)
 	if err != nil {
 		return r, err
 	}
@@ -266,7 +294,6 @@ func (o planOptions) plan(ctx context.Context) (planResult, error) {
 		}
 	}
 	r.Largest.GPU, r.Largest.StepFits = o.gpu, node.StepFits(r.Largest.Kinds)
-	load := sizing.FullestNode(stages, o.parallel, o.perNode)
 	r.Node.Groups, r.Node.Bytes = load, load.Sum(sizing.Kinds.Total)
 
 	r.Targets = node.Targets(load, moved)
@@ -285,8 +312,10 @@ func (o planOptions) plan(ctx context.Context) (planResult, error) {
 // check refuses flags that do not go together.
 func (o planOptions) check() error {
 	switch {
-	case o.params == 0 && o.configFile == "":
-		return launch.Usagef("which model? --params 7B, or --from-config config.json")
+	case o.params == 0 && o.configFile == "" && !o.live:
+		return launch.Usagef("which model? --params 7B, or --from-config config.json; or --live for the ranks that are running")
+	case (o.params > 0 || o.configFile != "") && o.live:
+		return launch.Usagef("--live plans with what the running ranks have: leave --params and --from-config out")
 	case o.params > 0 && o.configFile != "":
 		return launch.Usagef("--params and --from-config both say what the model is: give one")
 	case o.perDay > 0 && o.cycle > 0:
@@ -307,18 +336,22 @@ func (o planOptions) model() (sizing.Model, error) {
 	if o.configFile == "" {
 		return sizing.FromCount(o.params), nil
 	}
-	file, err := os.Open(o.configFile)
+	name := o.configFile
+	if info, err := os.Stat(name); err == nil && info.IsDir() {
+		name = filepath.Join(name, "config.json")
+	}
+	file, err := os.Open(name)
 	if err != nil {
-		return sizing.Model{}, launch.Usagef("--from-config %w", err)
+		return sizing.Model{}, launch.Usagef("--from-config: %w; name the model's config.json or its directory", err)
 	}
 	defer file.Close()
 	text, err := io.ReadAll(io.LimitReader(file, sizing.MaxConfig+1))
 	if err != nil {
-		return sizing.Model{}, launch.Usagef("--from-config %w", err)
+		return sizing.Model{}, launch.Usagef("--from-config: %w; name the model's config.json or its directory", err)
 	}
 	model, err := sizing.FromConfig(text)
 	if err != nil {
-		return sizing.Model{}, launch.Usagef("--from-config %s: %w", o.configFile, err)
+		return sizing.Model{}, launch.Usagef("--from-config %s: %w", name, err)
 	}
 	return model, nil
 }
@@ -351,7 +384,7 @@ func (o *planOptions) fillIn() {
 }
 
 // node is what was given, and for the rest what is measured here.
-func (o planOptions) node(ctx context.Context, r *planResult) (sizing.Node, error) {
+func (o planOptions) node(ctx context.Context, parked uint64, r *planResult) (sizing.Node, error) {
 	n := sizing.Node{
 		GPU: o.gpu, Margin: launch.DefaultMargin, Chunk: uint64(o.chunkMB) << 20,
 		Link: o.link, Write: o.write, Read: o.read, DiskFree: o.diskSpace, DiskKnown: o.diskSpace > 0,
@@ -359,7 +392,7 @@ func (o planOptions) node(ctx context.Context, r *planResult) (sizing.Node, erro
 	n.Host, n.HostKnown, r.Node.HostWhy = o.host()
 	r.Rates.From = "given"
 	if len(o.dirs) > 0 {
-		if err := o.look(ctx, &n, r); err != nil {
+		if err := o.look(ctx, parked, &n, r); err != nil {
 			return n, err
 		}
 	} else if !n.Write.Known() {
@@ -394,12 +427,14 @@ func (o planOptions) host() (bytes uint64, known bool, why string) {
 // Measuring is short: rounds make the range.
 const (
 	planRounds = 3
-	planBytes  = 2 << 30
+	planMost   = 2 << 30   // bytes of a round, and no more than the ranks would park
+	planLeast  = 256 << 20 // but so many
 	planTime   = 1500 * time.Millisecond // of each of the three parts
 )
 
-// look measures room and rates of the disk directories as far as they were not given.
-func (o planOptions) look(ctx context.Context, n *sizing.Node, r *planResult) error {
+// look measures room and rates of the disk directories as far as they were not given. parked is what
+// the ranks of a node have.
+func (o planOptions) look(ctx context.Context, parked uint64, n *sizing.Node, r *planResult) error {
 	var free uint64
 	for i, dir := range o.dirs {
 		abs, err := filepath.Abs(dir)
@@ -426,7 +461,7 @@ func (o planOptions) look(ctx context.Context, n *sizing.Node, r *planResult) er
 	var write, read, fresh []float64
 	for round := range planRounds {
 		showing.say(fmt.Sprintf("measuring the disk, round %d of %d", round+1, planRounds))
-		rates, err := o.measure(ctx)
+		rates, err := o.measure(ctx, min(max(parked, planLeast), planMost))
 		if err != nil {
 			return planMeasureFailed(ctx, err)
 		}
@@ -443,12 +478,12 @@ func (o planOptions) look(ctx context.Context, n *sizing.Node, r *planResult) er
 }
 
 // measure is one round: all directories at the same time, with as many threads as the ranks would have.
-func (o planOptions) measure(ctx context.Context) (total diskspeed.Rates, err error) {
+func (o planOptions) measure(ctx context.Context, bytes uint64) (total diskspeed.Rates, err error) {
 	rates, errs := make([]diskspeed.Rates, len(o.dirs)), make([]error, len(o.dirs))
 	var all sync.WaitGroup
 	for i, dir := range o.dirs {
 		all.Go(func() {
-			rates[i], errs[i] = diskspeed.Measure(ctx, dir, diskspeed.Options{Bytes: planBytes, Workers: int(min(8*o.perNode, 32)), Time: planTime})
+			rates[i], errs[i] = diskspeed.Measure(ctx, dir, diskspeed.Options{Bytes: int64(bytes), Workers: int(min(8*o.perNode, 32)), Time: planTime})
 		})
 	}
 	all.Wait()
@@ -499,20 +534,28 @@ func (o planOptions) command(t sizing.Target) (args []string, quota uint64) {
 
 // wear is that of each target that fits and writes, where it was asked for.
 func (o planOptions) wear(targets []sizing.Target) (all []planWear) {
+	for _, t := range targets {
+		if t.Fits {
+			all = append(all, o.wearOf(t.Name, t.Written)...)
+		}
+	}
+	return all
+}
+
+// wearOf is none where nothing is written, or nobody asked.
+func (o planOptions) wearOf(target string, written uint64) []planWear {
 	perDay := o.perDay
 	if o.cycle > 0 {
 		perDay = 86400 / o.cycle
+	}
+	if perDay == 0 || written == 0 {
+		return nil
 	}
 	rating := sizing.OfTBW(o.tbw, o.drives)
 	if o.dwpd > 0 {
 		rating = sizing.OfDWPD(o.dwpd, o.driveSize, o.driveYears, o.drives)
 	}
-	for _, t := range targets {
-		if perDay > 0 && t.Fits && t.Written > 0 {
-			all = append(all, planWear{t.Name, sizing.WearOf(t.Written, perDay, rating)})
-		}
-	}
-	return all
+	return []planWear{{target, sizing.WearOf(written, perDay, rating)}}
 }
 
 // note says what the figures leave out.

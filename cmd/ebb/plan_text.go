@@ -19,14 +19,18 @@ func (r planResult) print(w io.Writer, o planOptions) {
 	r.printRank(w)
 	r.printNode(w)
 	r.printTargets(w)
-	r.printWear(w, o)
+	printWear(w, r.Wear, o)
 	if len(r.Command) > 0 {
 		fmt.Fprintf(w, "\nUse:\n%s", commandLines(r.Command))
 	}
-	if len(r.Notes) > 0 {
+	printNotes(w, r.Notes)
+}
+
+func printNotes(w io.Writer, notes []string) {
+	if len(notes) > 0 {
 		fmt.Fprintln(w)
 	}
-	for _, note := range r.Notes {
+	for _, note := range notes {
 		fmt.Fprint(w, wrapped("- ", "  ", note))
 	}
 }
@@ -81,7 +85,7 @@ func (r planResult) printRank(w io.Writer) {
 		{"other memory", "", l.Other},
 	} {
 		if row.bytes > 0 {
-			fmt.Fprintf(w, "  %-44s%s\n", strings.TrimSpace(row.name+"  "+row.kind), column(row.bytes))
+			fmt.Fprintf(w, "  %-44s%s\n", strings.TrimSpace(fmt.Sprintf("%-15s %s", row.name, row.kind)), column(row.bytes))
 		}
 	}
 	fmt.Fprintf(w, "  %-44s%s\n", "together", column(l.Total))
@@ -148,8 +152,8 @@ func (r planResult) printTargets(w io.Writer) {
 	}
 }
 
-func (r planResult) printWear(w io.Writer, o planOptions) {
-	for i, wear := range r.Wear {
+func printWear(w io.Writer, all []planWear, o planOptions) {
+	for i, wear := range all {
 		if i == 0 {
 			fmt.Fprintln(w)
 		}
@@ -179,7 +183,11 @@ func terabytes(n float64) string {
 
 // twoUnits is GiB (GB), without the words.
 func twoUnits(n uint64) string {
-	return fmt.Sprintf("%.1f (%.1f)", float64(n)/(1<<30), float64(n)/1e9)
+	digits := 1
+	if n < 10<<30 {
+		digits = 2
+	}
+	return fmt.Sprintf("%.*f (%.*f)", digits, float64(n)/(1<<30), digits, float64(n)/1e9)
 }
 
 func yearsText(years float64) string {

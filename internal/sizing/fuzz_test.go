@@ -8,7 +8,7 @@ import (
 // Whatever the file holds: a model of a size that can be planned with, or an error in one piece.
 func FuzzConfig(f *testing.F) {
 	for name := range allConfigs(f) {
-		f.Add([]byte(configText(f, name)))
+		f.Add(configText(f, name))
 	}
 	for _, text := range []string{
 		`{"architectures":["LlamaForCausalLM"],"hidden_size":1e308,"vocab_size":-0}`, `{"architectures":[null]}`, `{"a":{"b":[[[[]]]]}}`, `NaN`,
