@@ -88,64 +88,84 @@ func (s *Server) act(verb string, do operate) func(http.ResponseWriter, *http.Re
 		if refused := c.check(); refused != nil {
 			return refused
 		}
-		k, refused := key(r.Header)
-		if refused != nil {
-			return refused
-		}
 		within, refused := timeout(c.Timeout, commandTimeout)
 		if refused != nil {
 			return refused
 		}
-		c.Timeout = nil // no part of what is asked for
-		deadline := time.Now().Add(within)
-		if err := http.NewResponseController(w).SetWriteDeadline(deadline.Add(writePatient)); err != nil {
-			return refuse(http.StatusInternalServerError, codeInternal, "", "%s", oneLine(err))
-		}
-		waiting, stop := context.WithDeadline(r.Context(), deadline)
-		defer stop()
-		run, refused := s.obtain(waiting, verb, do, c, k)
-		if refused != nil {
-			return refused
-		}
-		select {
-		case <-run.done:
-		case <-waiting.Done():
-		}
-		return s.tell(w, run)
+		c.Timeout = nil
+		return s.carryOut(w, r, within, identity(verb, c), func(ctx context.Context, id string, leave func()) (work, *refusal) {
+			ranks, unanswered, refused := s.choose(ctx, c)
+			if refused != nil {
+				return nil, refused
+			}
+			for _, q := range unanswered { // they may yet answer, by the deadline
+				ranks = append(ranks, node.Rank{Who: q.Who, Socket: q.Socket})
+			}
+			s.log.Info(fmt.Sprintf("%s of %d ranks (%s) begins", verb, len(ranks), c), "verb", verb, "ranks", len(ranks), "id", id)
+			return start(ctx, do, verb, id, ranks, c.Tags, leave), nil
+		})
 	}
+}
+
+// beginning finds out what a command means and starts it, with its id. What has not begun when the context
+// ends is withdrawn. leave is called once, when the work that it returns is over.
+type beginning func(ctx context.Context, id string, leave func()) (work, *refusal)
+
+// carryOut begins a command, or joins the one with the same key, and replies by the deadline.
+func (s *Server) carryOut(w http.ResponseWriter, r *http.Request, within time.Duration, identity string, begin beginning) *refusal {
+	k, refused := key(r.Header)
+	if refused != nil {
+		return refused
+	}
+	deadline := time.Now().Add(within)
+	if err := http.NewResponseController(w).SetWriteDeadline(deadline.Add(writePatient)); err != nil {
+		return refuse(http.StatusInternalServerError, codeInternal, "", "%s", oneLine(err))
+	}
+	waiting, stop := context.WithDeadline(r.Context(), deadline)
+	defer stop()
+	work, refused := s.obtain(waiting, deadline, identity, k, begin)
+	if refused != nil {
+		return refused
+	}
+	select {
+	case <-work.ended():
+	case <-waiting.Done():
+	}
+	value, refused := work.told(s)
+	if refused != nil {
+		return refused
+	}
+	writeJSON(w, http.StatusOK, value)
+	return nil
 }
 
 // obtain begins a command, or joins the one with its key. Without a key the command is withdrawn, as far
 // as it has not begun, when its caller goes away; with one, somebody may come back for it.
-func (s *Server) obtain(waiting context.Context, verb string, do operate, c command, key string) (*run, *refusal) {
-	deadline, _ := waiting.Deadline()
-	id := identity(verb, c)
+func (s *Server) obtain(waiting context.Context, deadline time.Time, identity, key string, begin beginning) (work, *refusal) {
 	if key == "" {
-		return s.begin(waiting, waiting, deadline, verb, do, c, commandID("", id))
+		return s.start(waiting, deadline, commandID("", identity), begin)
 	}
-	a, first, refused := s.keys.claim(key, id)
+	a, first, refused := s.keys.claim(key, identity)
 	if refused != nil {
 		return nil, refused
 	}
 	if first {
 		go func() {
-			finding, stop := context.WithDeadline(s.commands, deadline)
-			defer stop()
-			run, refused := s.begin(finding, s.commands, deadline, verb, do, c, commandID(key, id))
-			s.keys.settle(key, a, run, refused)
+			work, refused := s.start(s.commands, deadline, commandID(key, identity), begin)
+			s.keys.settle(key, a, work, refused)
 		}()
 	}
 	select {
 	case <-a.set:
-		return a.run, a.refused
+		return a.work, a.refused
 	case <-waiting.Done():
 		return nil, refuse(http.StatusGatewayTimeout, codeUnderWay, "repeat the request with the same key",
 			"the ranks were not found by the deadline")
 	}
 }
 
-// begin finds the ranks that are meant and starts the command on them. It ends with its owner.
-func (s *Server) begin(finding, owner context.Context, deadline time.Time, verb string, do operate, c command, id string) (*run, *refusal) {
+// start begins a command if there is room for one.
+func (s *Server) start(owner context.Context, deadline time.Time, id string, begin beginning) (work, *refusal) {
 	if !s.enter() {
 		return nil, stopping()
 	}
@@ -155,35 +175,33 @@ func (s *Server) begin(finding, owner context.Context, deadline time.Time, verb 
 		s.running.Done()
 		return nil, refuse(http.StatusServiceUnavailable, codeBusy, "wait for those under way, then try again", "%d commands are under way already", maxRuns)
 	}
-	leave := func() { <-s.runs; s.running.Done() }
-	ranks, refused := s.choose(finding, c)
-	if refused != nil {
-		leave()
-		return nil, refused
-	}
 	ctx, stop := context.WithDeadline(owner, deadline)
 	unless := context.AfterFunc(s.commands, stop) // the server's end withdraws too
-	s.log.Info("command", "verb", verb, "selection", c.String(), "ranks", len(ranks), "id", id)
-	return start(ctx, do, verb, id, ranks, c.Tags, func() {
+	leave := func() {
 		unless()
 		stop()
 		s.view.stale()
+		<-s.runs
+		s.running.Done()
+	}
+	work, refused := begin(ctx, id, leave)
+	if refused != nil {
 		leave()
-	}), nil
+	}
+	return work, refused
 }
 
-// choose is the ranks that a command means. Those that did not answer are among them: they may yet, by
-// the deadline, and else they are named.
-func (s *Server) choose(ctx context.Context, c command) ([]node.Rank, *refusal) {
+// choose is the ranks that a command means, and those of them that did not answer.
+func (s *Server) choose(ctx context.Context, c command) ([]node.Rank, []node.Silent, *refusal) {
 	ranks, silent, err := s.view.discover(ctx)
 	if ctx.Err() != nil {
-		return nil, refuse(http.StatusGatewayTimeout, codeLate, "give it a longer timeout_s", "the ranks were not found by the deadline")
+		return nil, nil, refuse(http.StatusGatewayTimeout, codeLate, "give it a longer timeout_s", "the ranks were not found by the deadline")
 	}
 	if err != nil && len(ranks)+len(silent) == 0 {
-		return nil, refuse(http.StatusInternalServerError, codeInternal, "", "looking for ranks: %s", oneLine(err))
+		return nil, nil, refuse(http.StatusInternalServerError, codeInternal, "", "looking for ranks: %s", oneLine(err))
 	}
 	if len(ranks)+len(silent) == 0 {
-		return nil, refuse(http.StatusConflict, codeNoRank, "ranks of ebb run and ebb exec are found while they run, and of this user",
+		return nil, nil, refuse(http.StatusConflict, codeNoRank, "ranks of ebb run and ebb exec are found while they run, and of this user",
 			"no rank is running")
 	}
 	chosen, unanswered, err := node.SelectBoth(ranks, silent, node.Selection{Roles: c.Roles, Ranks: c.Ranks, Cells: c.Cells, Jobs: c.Jobs, PIDs: c.PIDs})
@@ -192,17 +210,14 @@ func (s *Server) choose(ctx context.Context, c command) ([]node.Rank, *refusal) 
 	case errors.As(err, &unknown):
 		refused := refuse(http.StatusBadRequest, codeUnknown, "", "%s", cut(oneLine(err), 4*maxName))
 		refused.Known = limited64(unknown.Exist)
-		return nil, refused
+		return nil, nil, refused
 	case err != nil:
-		return nil, invalid("%s", oneLine(err))
+		return nil, nil, invalid("%s", oneLine(err))
 	}
 	if refused := s.tagsExist(ctx, c.Tags, chosen, len(unanswered) == 0); refused != nil {
-		return nil, refused
+		return nil, nil, refused
 	}
-	for _, q := range unanswered {
-		chosen = append(chosen, node.Rank{Who: q.Who, Socket: q.Socket})
-	}
-	return chosen, nil
+	return chosen, unanswered, nil
 }
 
 // tagsExist refuses a tag that no chosen rank has. Where a rank did not say which it has, the ranks decide.
@@ -234,35 +249,35 @@ func (s *Server) tagsExist(ctx context.Context, tags []string, ranks []node.Rank
 // limited64 are the first of many names.
 func limited64(names []string) []string { return names[:min(len(names), 64)] }
 
-// tell replies with what is known of a run.
-func (s *Server) tell(w http.ResponseWriter, r *run) *refusal {
+// told is part of work.
+func (r *run) told(s *Server) (any, *refusal) {
 	report := s.report(r)
 	counts := report.Ranks
+	wrong := counts.Failed + counts.Gone
 	var refused *refusal
 	switch {
 	case report.OK:
-		writeJSON(w, http.StatusOK, report)
-		return nil
-	case counts.Failed+counts.Gone > 0 && counts.Done > 0:
+		return report, nil
+	case wrong > 0 && counts.Done > 0:
 		back := map[string]string{control.CmdPause: "resume", control.CmdResume: "pause"}[r.verb]
 		refused = refuse(http.StatusConflict, codeHalfWay,
-			fmt.Sprintf("repeat %s with a new key, or bring the others back with /v1/%s", r.verb, back),
-			"%s: done on %d of %d ranks, and %d failed", r.verb, counts.Done, counts.Total, counts.Failed+counts.Gone)
-	case counts.Failed+counts.Gone > 0:
-		refused = refuse(http.StatusInternalServerError, codeFailed, "see what each rank says", "%s failed on %d of %d ranks, and is done on none",
-			r.verb, counts.Failed+counts.Gone, counts.Total)
+			fmt.Sprintf("repeat the %s with a new key, or bring the others back with /v1/%s", r.verb, back),
+			"%s: done on %d of %d ranks, and %d failed", r.verb, counts.Done, counts.Total, wrong)
+	case wrong > 0:
+		refused = refuse(http.StatusInternalServerError, codeFailed, "see what each rank says",
+			"%s: failed on %d of %d ranks, and done on none", r.verb, wrong, counts.Total)
 	case counts.Late > 0:
-		remedy := "a pause waits until the actor allows it; see the state of the ranks, then repeat it with a new key or a longer timeout_s"
-		if !r.over() {
+		remedy := "repeat it with a new key, and a longer timeout_s where the actor needs it: a pause waits for its safe point"
+		if !over(r) {
 			remedy = "what has begun goes on: repeat the request with the same key to wait for it, or look at /v1/node"
 		}
 		refused = refuse(http.StatusGatewayTimeout, codeLate, remedy, "%s: %d of %d ranks were late", r.verb, counts.Late, counts.Total)
 	default:
-		refused = refuse(http.StatusServiceUnavailable, codeStopping, "", "%s: the server ends, %d of %d ranks had not begun",
+		refused = refuse(http.StatusServiceUnavailable, codeStopping, "", "%s: the server ends, and %d of %d ranks had not begun",
 			r.verb, counts.Withdrawn, counts.Total)
 	}
 	refused.Report = report
-	return refused
+	return nil, refused
 }
 
 // report sums a run up.

@@ -25,7 +25,7 @@ type keys struct {
 type asked struct {
 	identity string
 	set      chan struct{} // closed when one of the next two is set
-	run      *run
+	work     work
 	refused  *refusal // before any rank was asked
 }
 
@@ -72,10 +72,10 @@ func (k *keys) claim(key, identity string) (a *asked, first bool, wrong *refusal
 
 // settle says what came of a claimed request. One that was refused before any rank was asked is not
 // remembered: the same may do better later.
-func (k *keys) settle(key string, a *asked, r *run, refused *refusal) {
+func (k *keys) settle(key string, a *asked, w work, refused *refusal) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	a.run, a.refused = r, refused
+	a.work, a.refused = w, refused
 	close(a.set)
 	if refused != nil {
 		k.drop(slices.Index(k.order, key))
@@ -85,7 +85,7 @@ func (k *keys) settle(key string, a *asked, r *run, refused *refusal) {
 // forget drops the oldest that are over. Those under way are few, since runs are. The lock is held.
 func (k *keys) forget() {
 	for i := 0; len(k.order) > maxKeys && i < len(k.order); {
-		if a := k.byKey[k.order[i]]; a.run != nil && a.run.over() {
+		if a := k.byKey[k.order[i]]; a.work != nil && over(a.work) {
 			k.drop(i)
 		} else {
 			i++

@@ -8,6 +8,22 @@ import (
 	"github.com/ebb-offload/ebb/internal/node"
 )
 
+// work is a command under way, or over.
+type work interface {
+	ended() <-chan struct{} // closed when it is over
+	// told is the reply by what is known now: a value, or a refusal.
+	told(s *Server) (value any, refused *refusal)
+}
+
+func over(w work) bool {
+	select {
+	case <-w.ended():
+		return true
+	default:
+		return false
+	}
+}
+
 // run is a pause or a resume of ranks under way, or over. Each rank is commanded by a goroutine of its
 // own, so that it is known at any time who is done; who waits for the run waits no longer than its own
 // deadline.
@@ -66,14 +82,7 @@ func (r *run) patience(ctx context.Context) time.Duration {
 	return left - min(left/10, 500*time.Millisecond)
 }
 
-func (r *run) over() bool {
-	select {
-	case <-r.done:
-		return true
-	default:
-		return false
-	}
-}
+func (r *run) ended() <-chan struct{} { return r.done }
 
 // now is what is known at this time.
 func (r *run) now() (outcomes []node.Outcome, elapsed time.Duration) {

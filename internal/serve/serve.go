@@ -10,6 +10,7 @@
 //	node.go       looking at the ranks, for all who ask
 //	summary.go    /v1/node and /v1/ranks
 //	commands.go   /v1/pause and /v1/resume; run.go: one of them under way; keys.go: repeated ones
+//	handover.go   /v1/swap
 //	events.go     /v1/events
 //	metrics.go    /metrics
 //	page.go       the page
@@ -43,6 +44,7 @@ type Options struct {
 	TLSCert string // files; both or neither
 	TLSKey  string
 	Version string
+	Swap    HandOver      // nil: /v1/swap refuses
 	Grace   time.Duration // that commands under way have at the end
 	Log     *slog.Logger
 }
@@ -62,6 +64,7 @@ const (
 // Server serves one node.
 type Server struct {
 	node     Node
+	handOver HandOver
 	version  string
 	host     string
 	began    time.Time
@@ -81,6 +84,7 @@ type Server struct {
 	routes   map[string]map[string]route // path → method
 	requests chan struct{}               // one for each request under way
 	runs     chan struct{}               // one for each command under way
+	swapping chan struct{}               // one for the hand-over under way
 
 	commands context.Context // ends when commands that have not begun are withdrawn
 	withdraw context.CancelFunc
@@ -121,10 +125,10 @@ func New(o Options) (*Server, error) {
 		return nil, &OptionError{Text: "--tls-cert: a socket needs no TLS, nobody but its owner can connect to it"}
 	}
 	s := &Server{
-		node: o.Node, version: o.Version, began: time.Now(), grace: o.Grace, log: o.Log, place: at,
+		node: o.Node, handOver: o.Swap, version: o.Version, began: time.Now(), grace: o.Grace, log: o.Log, place: at,
 		foreign:  http.NewCrossOriginProtection(),
 		view:     &view{node: o.Node},
-		requests: make(chan struct{}, maxRequests), runs: make(chan struct{}, maxRuns),
+		requests: make(chan struct{}, maxRequests), runs: make(chan struct{}, maxRuns), swapping: make(chan struct{}, 1),
 	}
 	s.findings.log = o.Log
 	s.metrics = newMetrics(o.Version)
@@ -166,6 +170,7 @@ func (s *Server) table() map[string]map[string]route {
 		"/v1/events": get(route{handle: s.events, stream: true}),
 		"/v1/pause":  post(route{handle: s.act("pause", s.node.Pause), action: true}),
 		"/v1/resume": post(route{handle: s.act("resume", s.node.Resume), action: true}),
+		"/v1/swap":   post(route{handle: s.swap, action: true}),
 	}
 }
 
@@ -248,7 +253,7 @@ func (s *Server) end(server *http.Server) error {
 	select {
 	case <-over:
 	case <-time.After(s.grace):
-		s.log.Warn("commands that have not begun are withdrawn", "after", s.grace)
+		s.log.Warn("the grace is over: commands that have not begun are withdrawn")
 		s.withdraw()
 	}
 	err := <-closed
@@ -432,7 +437,7 @@ func (o *once) say(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if text != "" && text != o.last {
-		o.log.Warn("not looked at", "why", text)
+		o.log.Warn("not looked at: " + text)
 	}
 	o.last = text
 }
