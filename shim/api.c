@@ -109,6 +109,8 @@ static int move(enum move what, const char *const *tags, size_t ntags, struct un
 		code = (what == move_resume ? engine.resume : engine.pause)(tags, ntags, &now, result);
 	code = engine_leave(code);
 	free(dir);
+	if (what != move_resume && code == EBB_OK)
+		pools_give_back(); /* their work is done: the pause has waited for it */
 	if (what != move_resume)
 		presence_check_left(code);
 	return code;

@@ -38,7 +38,8 @@ struct door {
 	X(cuMulticastBindAddr) X(cuMulticastBindAddr_v2) X(cuLogicalEndpointBindMem) X(cuLogicalEndpointBindAddr) \
 	X(cuMemMapArrayAsync) X(cuMemMapArrayAsync_ptsz) \
 	X(cuMemAlloc_v2) X(cuMemAllocPitch_v2) X(cuMemFree_v2) X(cuMemAllocManaged) X(cuIpcGetMemHandle) \
-	X(cuMemAllocAsync) X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz) \
+	X(cuMemGetHandleForAddressRange) \
+	X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemAllocAsync) X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz) \
 	X(cuMemFreeAsync) X(cuMemFreeAsync_ptsz) \
 	X(cuCtxEnablePeerAccess) X(cuCtxDisablePeerAccess) \
 	X(cuStreamBeginCapture_v2) X(cuStreamBeginCapture_v2_ptsz) \

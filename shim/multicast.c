@@ -1,6 +1,6 @@
 /*
  * multicast.c: calls that tie physical memory to something else than an address range of the process:
- * multicast objects, logical endpoints, sparse arrays.
+ * multicast objects, files for other devices, logical endpoints, sparse arrays.
  *
  * They need the driver's own handle, and what they tie would not follow a pause: such memory is kept
  * on the device from then on.
@@ -130,6 +130,33 @@ DRIVER_HOOK(cuMulticastBindAddr, "cuMulticastBindAddr", 12010,
 DRIVER_HOOK(cuMulticastBindAddr_v2, "cuMulticastBindAddr", 13010,
 	    LIST(uint64_t object, CUdevice device, size_t offset, CUdeviceptr address, size_t size, uint64_t flags),
 	    LIST(object, device, offset, address, size, flags))
+
+/* ---- files of memory (dma-buf), for other devices ------------------------------------------------------ */
+
+typedef CUresult cuMemGetHandleForAddressRange_fn(void *handle, CUdeviceptr address, size_t size, int type,
+						  uint64_t flags);
+
+/* A range may be of many mappings, none smaller than this. */
+static const size_t smallest_mapping = 64 << 10;
+
+static CUresult cuMemGetHandleForAddressRange_hook(cuMemGetHandleForAddressRange_fn *real, const void *caller,
+						   void *handle, CUdeviceptr address, size_t size, int type,
+						   uint64_t flags)
+{
+	CUresult result;
+
+	(void)caller;
+	if (!may_bind("cuMemGetHandleForAddressRange", address, "exported", &result))
+		return result;
+	for (size_t at = smallest_mapping; at < size; at += smallest_mapping)
+		if (!vmm_keep(address + at, "exported", "cuMemGetHandleForAddressRange", &result))
+			return result;
+	return real(handle, address, size, type, flags);
+}
+
+DRIVER_HOOK(cuMemGetHandleForAddressRange, "cuMemGetHandleForAddressRange", 11070,
+	    LIST(void *handle, CUdeviceptr address, size_t size, int type, uint64_t flags),
+	    LIST(handle, address, size, type, flags))
 
 /* ---- logical endpoints ------------------------------------------------------------------------------ */
 

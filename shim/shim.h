@@ -398,4 +398,9 @@ int captures_under_way(void);
 /* Captures on streams of a device are gone, since its context was reset. */
 void captures_were_reset(int device);
 
+/* ---- pool.c ------------------------------------------------------------------------------------------ */
+
+/* After a pause: has the driver give back the idle memory of the pools that the program has made. */
+void pools_give_back(void);
+
 #endif

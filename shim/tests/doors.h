@@ -27,6 +27,9 @@
 	X(cuMemFree, _v2, int, (uint64_t))                                                                     \
 	X(cuMemAllocManaged, , int, (uint64_t *, size_t, unsigned))                                            \
 	X(cuIpcGetMemHandle, , int, (void *, uint64_t))                                                        \
+	X(cuMemPoolCreate, , int, (void **, const void *))                                                     \
+	X(cuMemPoolDestroy, , int, (void *))                                                                   \
+	X(cuMemGetHandleForAddressRange, , int, (void *, uint64_t, size_t, int, uint64_t))                     \
 	X(cuMemAllocAsync, , int, (uint64_t *, size_t, void *))                                                \
 	X(cuMemAllocFromPoolAsync, , int, (uint64_t *, size_t, void *, void *))                                \
 	X(cuMemFreeAsync, , int, (uint64_t, void *))                                                           \

@@ -124,11 +124,13 @@ static void everything_is_the_drivers(void)
 	EXPECT(d->cuIpcGetMemHandle(&flags, ptr) == 0);
 	EXPECT(d->cuMemAllocAsync(&ptr, 4096, NULL) == 0 && d->cuMemFreeAsync(ptr, NULL) == 0);
 	EXPECT(d->cuMemAllocFromPoolAsync(&ptr, 4096, NULL, NULL) == 0 && d->cuMemFreeAsync(ptr, NULL) == 0);
+	EXPECT(d->cuMemPoolCreate(&graph, NULL) == 0 && d->cuMemPoolDestroy(graph) == 0);
+	EXPECT(d->cuMemGetHandleForAddressRange(&flags, at, 4096, 1, 0) == 0);
 	EXPECT(d->cuMulticastAddDevice(handle, 0) == 0 && d->cuMulticastUnbind(handle, 0, 0, 0) == 0);
 	EXPECT(d->cuCtxEnablePeerAccess((void *)2, 0) == 0 && d->cuCtxDisablePeerAccess((void *)2) == 0);
 	EXPECT(d->cuStreamBeginCapture(&stream, 0) == 0 && d->cuStreamEndCapture(&stream, &graph) == 0);
 	EXPECT(d->cuStreamBeginCaptureToGraph(&stream, NULL, NULL, NULL, 0, 0) == 0 && d->cuStreamDestroy(&stream) == 0);
-	EXPECT(cuda->calls == calls + 32);
+	EXPECT(cuda->calls == calls + 35);
 }
 
 static void outside_a_region(void)

@@ -135,8 +135,14 @@ STREAM_CALL(cuMemAllocAsync, LIST(u64 *ptr, size_t size, void *stream), gives(vi
 STREAM_CALL(cuMemAllocFromPoolAsync, LIST(u64 *ptr, size_t size, void *pool, void *stream),
 	    gives(via, &fake_cuda.async_allocs, ptr))
 STREAM_CALL(cuMemFreeAsync, LIST(u64 ptr, void *stream), with_address(via, &fake_cuda.async_frees, ptr))
+CALL(cuMemPoolCreate, LIST(void **pool, const void *props), gives(via, &fake_cuda.pools_created, (u64 *)pool))
+CALL(cuMemPoolDestroy, LIST(void *pool), with_address(via, &fake_cuda.pools_destroyed, (uintptr_t)pool))
+CALL(cuMemGetHandleForAddressRange, LIST(void *handle, u64 address, size_t size, int type, u64 flags),
+     with_address(via, &fake_cuda.range_exports, address))
 CALL(cuCtxEnablePeerAccess, LIST(void *context, unsigned flags), called(via, &fake_cuda.peers_enabled))
 CALL(cuCtxDisablePeerAccess, LIST(void *context), called(via, &fake_cuda.peers_disabled))
+
+CALL(cuMemPoolTrimTo, LIST(void *pool, size_t keep), with_address(via, &fake_cuda.trims, (uintptr_t)pool))
 
 /* ---- captures ---------------------------------------------------------------------------------------------- */
 
@@ -280,6 +286,10 @@ static const struct {
 	{"cuMemFree", 3020, (void *)cuMemFree_v2_proc, NULL},
 	BY_NAME(cuMemAllocManaged, 6000),
 	BY_NAME(cuIpcGetMemHandle, 4010),
+	BY_NAME(cuMemPoolCreate, 11020),
+	BY_NAME(cuMemPoolDestroy, 11020),
+	BY_NAME(cuMemPoolTrimTo, 11020),
+	BY_NAME(cuMemGetHandleForAddressRange, 11070),
 	BY_STREAM(cuMemAllocAsync, 11020),
 	BY_STREAM(cuMemAllocFromPoolAsync, 11020),
 	BY_STREAM(cuMemFreeAsync, 11020),

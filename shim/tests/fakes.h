@@ -149,7 +149,8 @@ struct fake_cuda {
 	_Atomic int virtual_handles; /* handles of the engine's that came here */
 	_Atomic int via;             /* how the last of them was found */
 	_Atomic int creates, releases, maps, unmaps, set_accesses, get_accesses, exports, imports, retains, properties,
-		address_frees, binds, array_maps, allocs, pitches, frees, managed_allocs, async_allocs, async_frees,
+		address_frees, binds, array_maps, allocs, pitches, frees, managed_allocs, pools_created, pools_destroyed, trims,
+		range_exports, async_allocs, async_frees,
 		ipc_handles, peers_enabled, peers_disabled, begins, ends, destroys, resets;
 	_Atomic int last_reset;      /* device of the last reset */
 	_Atomic int alloc_v1s;       /* of the functions of 32 bits */

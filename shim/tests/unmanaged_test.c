@@ -99,6 +99,33 @@ static void pools(void)
 	EXPECT(d->cuMemAllocAsync(&b, 100, NULL) == 1 && d->cuMemFreeAsync(a, NULL) == 1 && holds("pool", 100, 1));
 }
 
+/* Idle memory of pools goes with a pause: of those that the program made and has not destroyed. */
+static void pools_of_the_program(void)
+{
+	const struct driver *d = open_door(BY_PROC);
+	struct fake_cuda *driver = driver_seen();
+	void *pool[20], *graph;
+	static struct fake_stream stream;
+
+	managed_malloc(1);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK && driver->trims == 0);
+	for (int i = 0; i < 20; i++)
+		EXPECT(d->cuMemPoolCreate(&pool[i], NULL) == 0);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK && driver->trims == 20);
+	EXPECT(ebb_resume(NULL, 0, 0, NULL) == EBB_OK && driver->trims == 20);
+	for (int i = 0; i < 19; i++)
+		EXPECT(d->cuMemPoolDestroy(pool[i]) == 0);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK && driver->trims == 21 && driver->last_address == (uintptr_t)pool[19]);
+	/* One whose end is refused is there still, and one whose begin was never was. */
+	driver->result = 1;
+	EXPECT(d->cuMemPoolDestroy(pool[19]) == 1 && d->cuMemPoolCreate(&pool[0], NULL) == 1);
+	EXPECT(ebb_pause(NULL, 0, NULL) == EBB_OK && driver->trims == 22);
+	driver->result = 0;
+	EXPECT(cudaStreamBeginCapture(&stream, 0) == cudaSuccess);
+	ebb_pause(NULL, 0, NULL);
+	EXPECT(driver->trims == 22 && cudaStreamEndCapture(&stream, &graph) == cudaSuccess);
+}
+
 static void failed_calls_change_nothing(void)
 {
 	const struct driver *d = open_door(BY_DLSYM);
@@ -365,6 +392,7 @@ static void a_fork_meanwhile(void)
 
 CASES(
 	{.says = "memory counts under the library that made it, from its making to its end", .run = classes},
+	{.says = "a pause has the idle memory of pools that the program made given back", .run = pools_of_the_program},
 	{.says = "memory of pools is a class of its own, that of graphs is not counted", .run = pools},
 	{.says = "calls that fail change no count", .run = failed_calls_change_nothing},
 	{.says = "an address that becomes the engine's is no longer counted, and is freed there",

@@ -214,6 +214,22 @@ static void bound_by_address(void)
 	EXPECT(bind(1, 0, (uintptr_t)managed_malloc(64), 64, 0) == 801 && driver_seen()->binds == 4);
 }
 
+/* A dma-buf: of every mapping in the range the memory is kept. */
+static void exported_by_address(void)
+{
+	const struct driver *d = open_door(BY_PROC);
+	uint64_t first = create(d), second = create(d);
+	int fd;
+
+	EXPECT(d->cuMemMap(at, 64 << 10, 0, first, 0) == 0 && d->cuMemMap(at + (64 << 10), 64 << 10, 0, second, 0) == 0);
+	EXPECT(d->cuMemGetHandleForAddressRange(&fd, at, 128 << 10, 1, 0) == 0 && driver_seen()->range_exports == 1);
+	EXPECT(engine_seen()->reals == 2 && strcmp(engine_seen()->why, "exported") == 0);
+	EXPECT(d->cuMemGetHandleForAddressRange(&fd, at + (1 << 20), 64 << 10, 1, 0) == 0 && engine_seen()->reals == 2);
+	/* Memory of an allocation has no handle to keep. */
+	EXPECT(d->cuMemGetHandleForAddressRange(&fd, (uintptr_t)managed_malloc(64), 64, 1, 0) == 801);
+	EXPECT(driver_seen()->range_exports == 2);
+}
+
 static void sparse_arrays(void)
 {
 	const struct driver *d = open_door(BY_PROC_PER_THREAD);
@@ -398,6 +414,9 @@ CASES(
 	 .run = bound_to_multicast,
 	 .lines = {"ebb: cuMulticastBindMem failed: FAKE_VMM_CODE said so"}},
 	{.says = "a handle of memory is no multicast object", .run = memory_is_no_multicast_object},
+	{.says = "memory whose range is exported as a file is kept, an allocation is refused by name",
+	 .run = exported_by_address,
+	 .lines = {"ebb: cuMemGetHandleForAddressRange: * is managed memory that cannot be bound: *"}},
 	{.says = "memory that is bound by its address is kept",
 	 .run = bound_by_address,
 	 .lines = {"ebb: cuMulticastBindAddr: 0x* is managed memory that cannot be bound: * outside the region *"}},
