@@ -14,6 +14,29 @@
 #define EBB_ENGINE_ABI 4u
 #define EBB_VERSION "0.1.0"
 
+/*
+ * A descriptor that the engine keeps for its control socket, and that a forked child closes if it still is that
+ * file. fd is written before and after the others: 0 while there is none.
+ */
+#define EBB_ENGINE_DESCRIPTORS 35u
+typedef struct ebb_engine_descriptor {
+	int32_t fd; /* atomically */
+	uint64_t dev, ino;
+} ebb_engine_descriptor;
+
+/*
+ * ebb's own functions, which the control socket calls on threads of the engine: guards and settings are the
+ * shim's. All set the error of the calling thread, which last_error_json gives. ask comes back in
+ * ebb_engine_settings.
+ */
+typedef struct ebb_engine_calls {
+	int (*status)(char *buf, size_t cap, size_t *need);
+	int (*pause)(const char *const *tags, size_t ntags, double timeout_s, uint64_t ask, ebb_result *result);
+	int (*resume)(const char *const *tags, size_t ntags, double timeout_s, uint64_t ask, ebb_result *result);
+	int (*read)(const void *gpu, size_t n, void *buf);
+	size_t (*last_error_json)(char *buf, size_t cap);
+} ebb_engine_calls;
+
 /* Settings that the engine takes when it starts; strings are copied. */
 typedef struct ebb_engine_config {
 	uint32_t abi;          /* EBB_ENGINE_ABI of the shim */
@@ -34,6 +57,13 @@ typedef struct ebb_engine_config {
 	const char *file_faults; /* EBB_FAULT_FILES: file calls that are to fail, for tests; null: none */
 	/* Called with an ebb_engine_wait by malloc, free, peer_access and the vmm calls, on their thread. May be null. */
 	void (*waits)(int32_t what);
+	const char *job;             /* EBB_JOB, or null */
+	const char *runtime_dir;     /* EBB_RUNTIME_DIR, or null */
+	const char *xdg_runtime_dir; /* XDG_RUNTIME_DIR, or null */
+	const char *event_log;       /* EBB_EVENT_LOG: file that events are appended to, or null */
+	int32_t log_json;            /* EBB_LOG_FORMAT=json: log lines are JSON */
+	const ebb_engine_calls *calls; /* copied; null: no control socket (EBB_CONTROL=0) */
+	ebb_engine_descriptor *descriptors; /* EBB_ENGINE_DESCRIPTORS of them, for ever; null: nobody asks */
 } ebb_engine_config;
 
 /* How a call of an owner's waits. */
@@ -72,6 +102,7 @@ typedef struct ebb_engine_settings {
 	size_t nunused;
 	const ebb_engine_unmanaged *classes;
 	size_t nclasses;
+	uint64_t ask; /* the request of the control socket that this call is; 0: the program's own */
 } ebb_engine_settings;
 
 /*

@@ -64,9 +64,10 @@ struct unused {
 	size_t count;
 };
 
-/* wait_s: how long to wait for the device memory of a resume, or for the safe point of a request. */
+/* wait_s: how long to wait for the device memory of a resume, or for the safe point of a request. ask: the request of the
+ * control socket, or 0. */
 static int move(enum move what, const char *const *tags, size_t ntags, struct unused unused, double wait_s,
-		ebb_result *result)
+		uint64_t ask, ebb_result *result)
 {
 	int code = check_arguments(tags, ntags, result);
 
@@ -101,6 +102,7 @@ static int move(enum move what, const char *const *tags, size_t ntags, struct un
 		.nunused = unused.count,
 		.classes = classes,
 		.nclasses = unmanaged_classes(classes),
+		.ask = ask,
 	};
 	engine_enter();
 	if (what == move_request_pause)
@@ -120,7 +122,7 @@ static const struct unused all_used;
 
 EXPORT int ebb_pause(const char *const *tags, size_t ntags, ebb_result *result)
 {
-	return move(move_pause, tags, ntags, all_used, 0, result);
+	return move(move_pause, tags, ntags, all_used, 0, 0, result);
 }
 
 EXPORT int ebb_pause_except(const char *const *tags, size_t ntags, const ebb_range *unused, size_t nunused,
@@ -128,24 +130,34 @@ EXPORT int ebb_pause_except(const char *const *tags, size_t ntags, const ebb_ran
 {
 	if (unused == NULL && nunused > 0)
 		return fail(EBB_ERR_INVALID, "%zu unused ranges, but no list of them", nunused);
-	return move(move_pause, tags, ntags, (struct unused){unused, nunused}, 0, result);
+	return move(move_pause, tags, ntags, (struct unused){unused, nunused}, 0, 0, result);
+}
+
+static int request_pause(const char *const *tags, size_t ntags, double timeout_s, uint64_t ask, ebb_result *result)
+{
+	if (isnan(timeout_s))
+		return fail(EBB_ERR_INVALID, "the time to wait is not a number");
+	return move(move_request_pause, tags, ntags, all_used, timeout_s, ask, result);
 }
 
 EXPORT int ebb_request_pause(const char *const *tags, size_t ntags, double timeout_s, ebb_result *result)
 {
+	return request_pause(tags, ntags, timeout_s, 0, result);
+}
+
+static int resume(const char *const *tags, size_t ntags, double timeout_s, uint64_t ask, ebb_result *result)
+{
 	if (isnan(timeout_s))
 		return fail(EBB_ERR_INVALID, "the time to wait is not a number");
-	return move(move_request_pause, tags, ntags, all_used, timeout_s, result);
+	return move(move_resume, tags, ntags, all_used, timeout_s < 0 ? settings()->resume_wait_s : timeout_s, ask, result);
 }
 
 EXPORT int ebb_resume(const char *const *tags, size_t ntags, double timeout_s, ebb_result *result)
 {
-	if (isnan(timeout_s))
-		return fail(EBB_ERR_INVALID, "the time to wait is not a number");
-	return move(move_resume, tags, ntags, all_used, timeout_s < 0 ? settings()->resume_wait_s : timeout_s, result);
+	return resume(tags, ntags, timeout_s, 0, result);
 }
 
-EXPORT int ebb_read(const void *gpu_ptr, size_t n, void *buf)
+static int read_memory(const void *gpu_ptr, size_t n, void *buf)
 {
 	enum engine_state state = engine_state();
 
@@ -159,6 +171,11 @@ EXPORT int ebb_read(const void *gpu_ptr, size_t n, void *buf)
 		return fail(EBB_ERR_NOT_MANAGED, "%p is not managed memory: none was allocated yet", gpu_ptr);
 	engine_enter();
 	return engine_leave(engine.read(gpu_ptr, n, buf, captures_under_way()));
+}
+
+EXPORT int ebb_read(const void *gpu_ptr, size_t n, void *buf)
+{
+	return read_memory(gpu_ptr, n, buf);
 }
 
 /* The status of a process without an engine, to be freed: nothing is managed. Null: no memory. */
@@ -190,7 +207,7 @@ static char *status_of_nothing(void)
 	return NULL;
 }
 
-EXPORT int ebb_status(char *buf, size_t cap, size_t *need)
+static int status(char *buf, size_t cap, size_t *need)
 {
 	if (buf == NULL && cap > 0)
 		return fail(EBB_ERR_INVALID, "room for %zu bytes of status, but no buffer", cap);
@@ -215,3 +232,17 @@ EXPORT int ebb_status(char *buf, size_t cap, size_t *need)
 	free(json);
 	return EBB_OK;
 }
+
+EXPORT int ebb_status(char *buf, size_t cap, size_t *need)
+{
+	return status(buf, cap, need);
+}
+
+/* Not by the exported names, which another library may have too. */
+const ebb_engine_calls control_calls = {
+	.status = status,
+	.pause = request_pause,
+	.resume = resume,
+	.read = read_memory,
+	.last_error_json = last_error_json,
+};

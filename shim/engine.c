@@ -288,6 +288,13 @@ static bool start(const char *path)
 		.io_timeout_s = settings()->io_timeout_s,
 		.file_faults = settings_env("EBB_FAULT_FILES"),
 		.waits = call_waits,
+		.job = settings_env("EBB_JOB"),
+		.runtime_dir = settings_env("EBB_RUNTIME_DIR"),
+		.xdg_runtime_dir = settings_env("XDG_RUNTIME_DIR"),
+		.event_log = settings_env("EBB_EVENT_LOG"),
+		.log_json = settings()->log_json,
+		.calls = settings()->control ? &control_calls : NULL,
+		.descriptors = control_descriptors,
 	};
 	int code = engine.start(&config);
 	if (code == EBB_OK)

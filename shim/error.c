@@ -160,9 +160,14 @@ EXPORT size_t ebb_last_error(char *buf, size_t cap)
 	return give_text(buf, cap, last_error());
 }
 
-EXPORT size_t ebb_last_error_json(char *buf, size_t cap)
+size_t last_error_json(char *buf, size_t cap)
 {
 	const struct thread *t = this_thread();
 
 	return give_text(buf, cap, t->error_json != NULL ? t->error_json : "{\"code\":0,\"message\":\"\"}");
+}
+
+EXPORT size_t ebb_last_error_json(char *buf, size_t cap)
+{
+	return last_error_json(buf, cap);
 }

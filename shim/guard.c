@@ -32,6 +32,8 @@ static void mark_child(void)
 {
 	if (!in_child && engine_calls_begun() != ended_before_fork)
 		close_inherited_backups();
+	if (!in_child)
+		close_inherited_sockets();
 	in_child = true;
 }
 

@@ -1,9 +1,13 @@
 /*
- * inherit.c: backup files that a forked child must not keep.
+ * inherit.c: descriptors that a forked child must not keep.
  *
- * The engine has backup files open only while a call is under way. A child that another thread
+ * Backup files: the engine has backup files open only while a call is under way. A child that another thread
  * forks meanwhile inherits their descriptors, and the room of a file that the parent removes later
  * would stay taken for as long as the child lives, which may be the whole job.
+ *
+ * The control socket: nobody would answer there, and a connection would not end with its rank. The engine
+ * notes its descriptors here. One that it opens or closes at the moment of a fork may stay open in the
+ * child, and does no harm: the engine also ends a connection that it closes.
  */
 #include "shim.h"
 
@@ -12,6 +16,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -53,4 +58,20 @@ void close_inherited_backups(void)
 			at += entry->d_reclen;
 		}
 	close(list);
+}
+
+ebb_engine_descriptor control_descriptors[EBB_ENGINE_DESCRIPTORS];
+
+/* Likewise only with system calls. A number that means another file by now is the program's. */
+void close_inherited_sockets(void)
+{
+	struct stat now;
+
+	for (size_t i = 0; i < EBB_ENGINE_DESCRIPTORS; i++) {
+		const ebb_engine_descriptor *noted = &control_descriptors[i];
+		int fd = noted->fd;
+
+		if (fd > 0 && fstat(fd, &now) == 0 && now.st_dev == noted->dev && now.st_ino == noted->ino)
+			close(fd);
+	}
 }

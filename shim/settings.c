@@ -50,6 +50,12 @@ static bool env_bool(const char *name)
 	return false;
 }
 
+/* The same, with what holds where the variable is unset. */
+static bool env_bool_or(const char *name, bool otherwise)
+{
+	return settings_env(name) != NULL ? env_bool(name) : otherwise;
+}
+
 /* Which of two words the variable holds: false for the first and when unset. */
 static bool env_choice(const char *name, const char *first, const char *second)
 {
@@ -173,6 +179,8 @@ static void read_environment(void)
 	from_env.disk_quota = env_bytes("EBB_DISK_QUOTA_BYTES");
 	from_env.resume_wait_s = env_seconds("EBB_RESUME_WAIT", 0);
 	from_env.io_timeout_s = env_seconds("EBB_IO_TIMEOUT", DEFAULT_IO_TIMEOUT_S);
+	from_env.control = env_bool_or("EBB_CONTROL", true);
+	from_env.log_json = env_choice("EBB_LOG_FORMAT", "text", "json");
 	retain_cpu_backup = env_bool("TMS_RETAIN_CPU_BACKUP");
 	margin_bytes = env_bytes("EBB_TRAIN_MEMORY_MARGIN_BYTES"); /* ebb's launcher sets it */
 

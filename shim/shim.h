@@ -47,6 +47,8 @@ struct settings {
 	uint64_t disk_quota; /* 0: none */
 	double resume_wait_s;
 	double io_timeout_s; /* that a disk may give no answer; 0: for ever */
+	bool control;  /* a control socket is served */
+	bool log_json; /* lines of the log are JSON */
 };
 
 const struct settings *settings(void);
@@ -122,7 +124,9 @@ int fail(int code, const char *format, ...) PRINTF_LIKE(2, 3);
 int fail_as_engine(int code);
 /* The calling thread's last error, "" when there was none. Valid until the next error. */
 const char *last_error(void);
-/* The same for a line that names the call already: without the "call: " it begins with, if it does. */
+/* What ebb_last_error_json does. */
+size_t last_error_json(char *buf, size_t cap);
+/* The same as last_error for a line that names the call already: without the "call: " it begins with, if it does. */
 const char *last_error_of(const char *call);
 
 /* ---- guard.c: which process and which library own the engine ------------------------------------------------- */
@@ -139,6 +143,14 @@ const char *guard_first_copy(void);
 
 /* In a forked child: closes the backup files that the engine had open in the parent. */
 void close_inherited_backups(void);
+/* The same with the descriptors of the control socket, which the engine notes there. */
+void close_inherited_sockets(void);
+extern ebb_engine_descriptor control_descriptors[EBB_ENGINE_DESCRIPTORS];
+
+/* ---- api.c ---------------------------------------------------------------------------------------- */
+
+/* ebb's own functions, as the control socket calls them. */
+extern const ebb_engine_calls control_calls;
 
 /* ---- engine.c: the engine library ------------------------------------------------------------- */
 

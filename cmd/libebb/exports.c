@@ -124,6 +124,42 @@ void ebb_say_wait(void (*waits)(int32_t what))
 	waits(EBB_ENGINE_WAITS);
 }
 
+int ebb_call_status(const ebb_engine_calls *calls, char *buf, size_t cap, size_t *need)
+{
+	return calls->status(buf, cap, need);
+}
+
+int ebb_call_pause(const ebb_engine_calls *calls, char **tags, size_t ntags, double timeout_s, uint64_t ask,
+		   ebb_result *result)
+{
+	return calls->pause((const char *const *)tags, ntags, timeout_s, ask, result);
+}
+
+int ebb_call_resume(const ebb_engine_calls *calls, char **tags, size_t ntags, double timeout_s, uint64_t ask,
+		    ebb_result *result)
+{
+	return calls->resume((const char *const *)tags, ntags, timeout_s, ask, result);
+}
+
+int ebb_call_read(const ebb_engine_calls *calls, uint64_t gpu, size_t n, void *buf)
+{
+	return calls->read((const void *)gpu, n, buf);
+}
+
+size_t ebb_call_last_error_json(const ebb_engine_calls *calls, char *buf, size_t cap)
+{
+	return calls->last_error_json(buf, cap);
+}
+
+void ebb_note_descriptor(ebb_engine_descriptor *slot, int fd, uint64_t dev, uint64_t ino)
+{
+	__atomic_store_n(&slot->fd, 0, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&slot->dev, dev, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&slot->ino, ino, __ATOMIC_SEQ_CST);
+	if (fd > 0)
+		__atomic_store_n(&slot->fd, fd, __ATOMIC_SEQ_CST);
+}
+
 int ebb_engine_start(const ebb_engine_config *config)
 {
 	return ebbGoStart((ebb_engine_config *)config);

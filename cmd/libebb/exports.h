@@ -16,5 +16,16 @@ void ebb_set_last_error(const char *text, size_t len, const char *json, size_t j
 
 /* Calls a function of the shim's. */
 void ebb_say_wait(void (*waits)(int32_t what));
+/* Calls one of ebb's own functions. An address is a number, since it may be anything. */
+int ebb_call_status(const ebb_engine_calls *calls, char *buf, size_t cap, size_t *need);
+int ebb_call_pause(const ebb_engine_calls *calls, char **tags, size_t ntags, double timeout_s, uint64_t ask,
+		   ebb_result *result);
+int ebb_call_resume(const ebb_engine_calls *calls, char **tags, size_t ntags, double timeout_s, uint64_t ask,
+		    ebb_result *result);
+int ebb_call_read(const ebb_engine_calls *calls, uint64_t gpu, size_t n, void *buf);
+size_t ebb_call_last_error_json(const ebb_engine_calls *calls, char *buf, size_t cap);
+
+/* Notes a descriptor in a slot; fd below 0: there is none. */
+void ebb_note_descriptor(ebb_engine_descriptor *slot, int fd, uint64_t dev, uint64_t ino);
 
 #endif

@@ -48,6 +48,18 @@ func configOf(c *C.ebb_engine_config) (engine.Config, error) {
 		DiskQuota:  uint64(c.disk_quota),
 		IOTimeout:  duration(float64(c.io_timeout_s)),
 		FileFaults: C.GoString(c.file_faults),
+
+		Job:           C.GoString(c.job),
+		RuntimeDir:    C.GoString(c.runtime_dir),
+		XDGRuntimeDir: C.GoString(c.xdg_runtime_dir),
+		EventLog:      C.GoString(c.event_log),
+		LogJSON:       c.log_json != 0,
+	}
+	if c.calls != nil {
+		config.Calls = calls{*c.calls}
+	}
+	if c.descriptors != nil {
+		config.NoteDescriptor = noteIn(c.descriptors)
 	}
 	if len(config.MoreLeases) > 0 {
 		if config.MoreLeases[0] != config.Lease {
@@ -112,6 +124,7 @@ func settingsOf(s *C.ebb_engine_settings) (engine.Settings, error) {
 		ResumeWait:    duration(float64(s.resume_wait_s)),
 		Unused:        unused,
 		Classes:       classes,
+		Ask:           uint64(s.ask),
 	}, nil
 }
 
@@ -188,4 +201,6 @@ func putResult(out *C.ebb_result, r engine.Result) {
 	out.skipped_unused_bytes = C.uint64_t(r.SkippedUnused)
 	out.kept_bytes = C.uint64_t(r.Kept)
 	out.check_nanoseconds = C.uint64_t(r.Checks.Nanoseconds())
+	out.freed_bytes = C.uint64_t(r.Freed)
+	out.missing_bytes = C.uint64_t(r.Missing)
 }

@@ -374,15 +374,36 @@ func (t *Table) BeginResume(tags []string) ([]*Allocation, error) {
 	return t.begin(tags, Paused, Resuming)
 }
 
+// ToPause reports whether there is something that a pause of the tags would take, now or when the transition that it is
+// in has ended. It changes nothing.
+func (t *Table) ToPause(tags []string) (bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.known(tags); err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(t.all(), func(a *Allocation) bool {
+		return a.state != Paused && a.kept == "" && named(a, tags)
+	}), nil
+}
+
+// known returns an error for tags that no allocation ever carried. Called with mu held.
+func (t *Table) known(tags []string) error {
+	for _, tag := range tags {
+		if !t.tags[tag] {
+			return fmt.Errorf("%w %q; known tags: %s", ErrUnknownTag, tag, t.knownTags())
+		}
+	}
+	return nil
+}
+
 func (t *Table) begin(tags []string, from, to State) ([]*Allocation, error) {
 	t.calls.Lock()
 	defer t.calls.Unlock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, tag := range tags {
-		if !t.tags[tag] {
-			return nil, fmt.Errorf("%w %q; known tags: %s", ErrUnknownTag, tag, t.knownTags())
-		}
+	if err := t.known(tags); err != nil {
+		return nil, err
 	}
 	var set []*Allocation
 	for _, a := range t.all() {

@@ -46,6 +46,8 @@ type Driver interface {
 	// Holders lists the processes that hold memory of the device, as NVML tells; in a
 	// container it may see none. An error when NVML is not there.
 	Holders(device int) ([]Holder, error)
+	// UUID is the device's name in NVML and nvidia-smi, "GPU-…". An error when NVML is not there.
+	UUID(device int) (string, error)
 
 	// Granularity is the size, in bytes, to whose multiples ranges and pieces are cut.
 	Granularity(p mem.Props) (uint64, error)

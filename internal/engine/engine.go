@@ -18,7 +18,9 @@
 //	backings.mu    which backing holds which allocation
 //	usages.mu      which table counts which directory
 //	gate.mu        who waits for a safe point
-//	alloc.Table    its own lock, last
+//	remote.mu      what was asked for on the control socket
+//	alloc.Table    its own lock
+//	events.mu      the order of events; with the control server's own, last
 //
 // Malloc and Free never take op: a cudaMalloc or cudaFree of the actor arrives with its
 // allocator's mutex held, and must not wait for a disk. (A free of memory that is itself being
@@ -26,19 +28,18 @@
 package engine
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"log"
 	"runtime"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/control"
 	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/device/cuda"
 	"github.com/ebb-offload/ebb/internal/filesys"
@@ -75,12 +76,22 @@ type Config struct {
 	DiskQuota  uint64        // bytes that the files of all ranks take in each disk directory; 0: no limit
 	IOTimeout  time.Duration // that a disk may give no answer; 0: for ever
 	FileFaults string        // file calls that are to fail, in the language of package filesys; "": none
+
+	Job           string // of the rank; "": not known
+	Calls         Calls  // what the control socket calls; nil: there is no control socket
+	RuntimeDir    string // EBB_RUNTIME_DIR, and
+	XDGRuntimeDir string // XDG_RUNTIME_DIR: where the control socket is made, see control.Place
+	EventLog      string // file that events are appended to; "": none
+	LogJSON       bool   // log lines are JSON
+
+	// NoteDescriptor is told of the descriptors that the control socket keeps (server.Options.Note).
+	NoteDescriptor func(slot, fd int, dev, ino uint64)
 }
 
 // Engine manages the GPU memory of this process.
 type Engine struct {
 	drv     device.Driver
-	log     *log.Logger
+	log     *log.Logger // writes logLines
 	config  Config
 	table   *alloc.Table
 	leases  []*rankdir.Lease
@@ -94,6 +105,9 @@ type Engine struct {
 	self     rankdir.Owner
 	host     hostMemory
 	untaken  untaken
+	logLines *logLines
+	events   events
+	remote   remote
 	gate     *gate          // see safepoint.go
 	warming  sync.WaitGroup // see warmUp
 
@@ -141,7 +155,8 @@ func Start(c Config) (*Engine, error) {
 	e := &Engine{drv: drv, config: c, self: self, table: alloc.New(), devices: map[int]*deviceState{}, peers: map[int]map[int]bool{}, said: map[string]bool{}}
 	e.hash = hashing{key: key, refused: map[int]bool{}, streams: map[int]*[2]device.Stream{}}
 	e.gate = newGate(e.table.AnyPaused)
-	e.log = log.New(newFDWriter(c.LogFD), logPrefix(c.Identity), 0)
+	e.logLines = newLogLines(c)
+	e.log = log.New(e.logLines, "", 0)
 	e.block, e.workers = block, workers
 	e.makeFaults()
 	if err := e.holdLeases(); err != nil {
@@ -150,6 +165,9 @@ func Start(c Config) (*Engine, error) {
 	e.makeStores(self)
 	e.makeUsages()
 	e.makeParked()
+	e.makeEvents()
+	e.tell(control.Event{Kind: control.EventStart})
+	e.startControl()
 	return e, nil
 }
 
@@ -212,6 +230,7 @@ type Settings struct {
 	ResumeWait    time.Duration
 	Unused        []mem.Range // whose bytes a pause need not keep
 	Classes       []Class     // device memory that passed the hooks unmanaged
+	Ask           uint64      // the request of the control socket that this is; 0: the program's own call
 }
 
 // Result is what one pause or resume did. Sizes are bytes.
@@ -237,43 +256,6 @@ type Result struct {
 	Checks   time.Duration // of Duration: waiting for fingerprints
 }
 
-// fdWriter writes log lines to a raw descriptor, lossy and without Go's file poller, which
-// would make a shared descriptor non-blocking. A negative one drops everything, and so does one
-// that is another file by now: a program that closes descriptors it does not know has closed it.
-type fdWriter struct {
-	fd       int
-	dev, ino uint64
-}
-
-func newFDWriter(fd int) fdWriter {
-	var st unix.Stat_t
-	if fd < 0 || unix.Fstat(fd, &st) != nil {
-		return fdWriter{fd: -1}
-	}
-	return fdWriter{fd: fd, dev: st.Dev, ino: st.Ino}
-}
-
-func (w fdWriter) Write(p []byte) (int, error) {
-	var st unix.Stat_t
-	line := oneLine(p)
-	if w.fd >= 0 && unix.Fstat(w.fd, &st) == nil && st.Dev == w.dev && st.Ino == w.ino {
-		_, _ = unix.Write(w.fd, line)
-	}
-	return len(p), nil
-}
-
-// maxLine is where a log line is cut, in bytes.
-const maxLine = 4096
-
-// oneLine makes one line of a message, whose errors may be joined by line breaks.
-func oneLine(p []byte) []byte {
-	line := bytes.ReplaceAll(bytes.TrimRight(p, "\n"), []byte("\n"), []byte("; "))
-	if len(line) > maxLine {
-		line = append(bytes.ToValidUTF8(line[:maxLine], nil), " …"...)
-	}
-	return append(line, '\n')
-}
-
 // sayOnce logs a line, unless it was logged before.
 func (e *Engine) sayOnce(line string) {
 	e.mu.Lock()
@@ -283,13 +265,6 @@ func (e *Engine) sayOnce(line string) {
 	if !said {
 		e.log.Print(line)
 	}
-}
-
-func logPrefix(identity string) string {
-	if identity == "" {
-		return "ebb: "
-	}
-	return "ebb: " + strings.TrimSpace(identity) + ": "
 }
 
 // ensureStaging makes the pinned buffer, once. Called with op held, once there is a pool. dev is

@@ -97,6 +97,18 @@ func (r *rig) logged() string {
 	return string(text)
 }
 
+// remarks are what the engine has logged but for the line of each pause and resume.
+func (r *rig) remarks() string {
+	r.t.Helper()
+	var rest strings.Builder
+	for line := range strings.Lines(r.logged()) {
+		if !strings.HasPrefix(line, "ebb: paused ") && !strings.HasPrefix(line, "ebb: resumed ") {
+			rest.WriteString(line)
+		}
+	}
+	return rest.String()
+}
+
 // close ends what an engine otherwise keeps until its process exits.
 func (e *Engine) close() {
 	e.warming.Wait()

@@ -92,6 +92,7 @@ func (e *Engine) Shutdown() {
 }
 
 func (e *Engine) removeAll() {
+	e.endControl()
 	e.removeMaps()
 	err := e.backings.files.Close()
 	switch hang := (*filesys.HangError)(nil); {

@@ -46,7 +46,9 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	defer e.backings.begin()()
 	defer e.countWritten()
 	defer e.watchDisks()()
-	p := &watch{last: start}
+	o := e.newTeller(opPause, tags, s)
+	o.begins(set)
+	p := &watch{last: start, teller: o}
 	t, err := e.save(set, s, p)
 	if err != nil {
 		e.closeWindows(set)
@@ -54,7 +56,7 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 		res = t.halfway()
 		e.tellWritten(res)
 		res.Duration = time.Since(start)
-		e.recordPause(res, err)
+		o.ended(e.recordPause(res, err))
 		return res, err
 	}
 	before, seen := e.look(set)
@@ -76,7 +78,7 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	if err != nil {
 		err = fmt.Errorf("%w: %d of %d allocations: %w", ErrPartial, len(paused), len(set), err)
 	}
-	e.recordPause(res, err)
+	o.ended(e.recordPause(res, err))
 	return res, err
 }
 

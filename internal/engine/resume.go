@@ -25,8 +25,9 @@ const pollFree = 50 * time.Millisecond
 // lock.
 func (e *Engine) Resume(tags []string, s Settings) (Result, error) {
 	start := time.Now()
+	o := e.newTeller(opResume, tags, s)
 	for {
-		res, err := e.resumeOnce(tags, s, start)
+		res, err := e.resumeOnce(tags, s, start, o)
 		var short *DeviceMemoryError
 		if errors.As(err, &short) {
 			if e.waitForMemory(short, start.Add(s.ResumeWait)) {
@@ -35,14 +36,14 @@ func (e *Engine) Resume(tags []string, s Settings) (Result, error) {
 			err = fmt.Errorf("%w; waited %v for it (EBB_RESUME_WAIT=SECONDS waits longer)", err, s.ResumeWait)
 		}
 		if err != nil || res.Allocations > 0 {
-			e.recordResume(res, err)
+			o.ended(e.recordResume(res, err))
 		}
 		return res, err
 	}
 }
 
 // resumeOnce is Resume without waiting.
-func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Result, err error) {
+func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time, o *teller) (res Result, err error) {
 	e.op.Lock()
 	defer e.op.Unlock()
 	set, err := e.table.BeginResume(tags)
@@ -51,7 +52,8 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time) (res Res
 	}
 	defer e.backings.begin()()
 	defer e.watchDisks()()
-	created, t, err := e.restore(set, &watch{last: time.Now()})
+	o.begins(set)
+	created, t, err := e.restore(set, &watch{last: time.Now(), teller: o})
 	if err != nil {
 		e.drain()
 		_, errs := e.releaseAll(set)

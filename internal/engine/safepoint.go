@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/ebb-offload/ebb/internal/control"
 )
 
 // gate lets a pause that another thread asks for take effect only while the actor is idle.
@@ -71,16 +73,31 @@ func (g *gate) end() error {
 	return nil
 }
 
-// wait returns when the actor is idle for a request; false when it is not within the timeout
-// (negative: no limit). After true, done must be called.
-func (g *gate) wait(timeout time.Duration) bool {
+// ask asks for a pause. The actor may be idle for it already.
+func (g *gate) ask() *request {
 	r := &request{admitted: make(chan struct{})}
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	g.asked = append(g.asked, r)
 	if g.idle > 0 {
 		g.admit()
 	}
-	g.mu.Unlock()
+	return r
+}
+
+// isAdmitted reports whether the actor is idle for a request.
+func (r *request) isAdmitted() bool {
+	select {
+	case <-r.admitted:
+		return true
+	default:
+		return false
+	}
+}
+
+// wait returns when the actor is idle for a request; false when it is not within the timeout
+// (negative: no limit), or before gone is closed. After true, done must be called.
+func (g *gate) wait(r *request, timeout time.Duration, gone <-chan struct{}) bool {
 	var late <-chan time.Time
 	if timeout >= 0 {
 		timer := time.NewTimer(timeout)
@@ -91,6 +108,7 @@ func (g *gate) wait(timeout time.Duration) bool {
 	case <-r.admitted:
 		return true
 	case <-late:
+	case <-gone:
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -141,12 +159,42 @@ func (e *Engine) SafePoint() error {
 }
 
 // RequestPause is Pause at the actor's next safe point. timeout is how long to wait for that;
-// negative: no limit.
+// negative: no limit. Where there is nothing to pause, since all of it is paused already, it does nothing and needs
+// no safe point.
 func (e *Engine) RequestPause(tags []string, timeout time.Duration, s Settings) (Result, error) {
-	if !e.gate.wait(timeout) {
-		return Result{}, fmt.Errorf("%w: the actor came to no safe point within %v (ebb.idle, ebb.safe_point)", ErrTimeout, timeout)
+	switch some, err := e.table.ToPause(tags); {
+	case err != nil:
+		return Result{}, err
+	case some:
+	case len(tags) == 0 && e.table.Len() == 0:
+		return Result{}, e.refuseUnmanaged(s)
+	default:
+		return Result{}, nil
+	}
+	if err := e.waitForSafePoint(tags, timeout, s); err != nil {
+		return Result{}, err
 	}
 	res, err := e.Pause(tags, s)
 	e.gate.done(res.Allocations > 0)
 	return res, err
+}
+
+// waitForSafePoint returns when the actor is idle for a pause of the tags; after that, gate.done must be called. Whoever
+// asked on the control socket may go away meanwhile.
+func (e *Engine) waitForSafePoint(tags []string, timeout time.Duration, s Settings) error {
+	r := e.gate.ask()
+	if r.isAdmitted() {
+		return nil
+	}
+	o := e.newTeller(opPause, tags, s)
+	o.tell(control.EventAsked, func(*control.Event) {})
+	if e.gate.wait(r, timeout, e.remote.gone(s.Ask)) {
+		return nil
+	}
+	err := fmt.Errorf("%w: the actor came to no safe point within %v (ebb.idle, ebb.safe_point)", ErrTimeout, timeout)
+	if e.remote.withdraw(s.Ask) {
+		err = errWithdrawn
+	}
+	o.tell(control.EventWithdraw, func(ev *control.Event) { ev.Error = err.Error() })
+	return err
 }

@@ -3,7 +3,6 @@ package engine
 import (
 	"encoding/json"
 	"os"
-	"strings"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/version"
@@ -13,7 +12,8 @@ import (
 type Status struct {
 	Version       string       `json:"version"`
 	PID           int          `json:"pid"`
-	Role          string       `json:"role,omitempty"` // who this is, as the launcher says
+	Job           string       `json:"job,omitempty"` // this and the next three: who this is, as the launcher says
+	Role          string       `json:"role,omitempty"`
 	Cell          string       `json:"cell,omitempty"`
 	Rank          string       `json:"rank,omitempty"`
 	Device        string       `json:"device"`
@@ -113,32 +113,26 @@ func newOutcome(r Result, err error) *outcome {
 	return o
 }
 
-func (e *Engine) recordPause(r Result, err error) {
+func (e *Engine) recordPause(r Result, err error) *outcome {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.lastPause = newOutcome(r, err)
+	return e.lastPause
 }
 
-func (e *Engine) recordResume(r Result, err error) {
+func (e *Engine) recordResume(r Result, err error) *outcome {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.lastResume = newOutcome(r, err)
+	return e.lastResume
 }
 
 // Status describes the process's managed memory as one JSON object. It never waits for a pause
 // or resume under way. classes is what the hooks saw pass unmanaged.
 func (e *Engine) Status(classes []Class) []byte {
 	s := Status{Version: version.Version, PID: os.Getpid(), Workers: e.workers, BlockBytes: e.block, Tags: []TagStatus{}}
-	for _, word := range strings.Fields(e.config.Identity) {
-		switch key, value, _ := strings.Cut(word, "="); key {
-		case "role":
-			s.Role = value
-		case "cell":
-			s.Cell = value
-		case "rank":
-			s.Rank = value
-		}
-	}
+	who := e.events.who
+	s.Job, s.Role, s.Cell, s.Rank = who.Job, who.Role, who.Cell, who.Rank
 	s.DriverVersion, _ = e.drv.Version()
 	s.Device, _ = e.drv.DeviceName(e.anyDevice())
 	for _, t := range e.table.Summary() {

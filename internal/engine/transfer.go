@@ -44,6 +44,7 @@ func (e *Engine) newTransfer(set []*alloc.Allocation, held []store.Backing, p *w
 		kernel: map[int]bool{}, zero: map[uint64]fingerprint.Sum{},
 	}
 	t.plan = plan.New(t.blocks.Len())
+	p.moved = &t.moved
 	return t
 }
 
@@ -178,6 +179,7 @@ func (e *Engine) run(t *transfer, d pipeline.Direction) error {
 			return err
 		}
 	}
+	defer e.progress(t)()
 	work, blockBytes := t.work()
 	// Host memory that is still being made says nothing about how fast it is.
 	try := len(t.plan.Disk) > 0 || !t.fresh

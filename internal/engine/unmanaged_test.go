@@ -150,7 +150,7 @@ func TestAPauseDoesNotNeedPools(t *testing.T) {
 		r.fault("")
 		r.resume()
 		r.holds(a)
-		if got := r.logged(); (got == "") != (said == "") || !strings.Contains(got, said) {
+		if got := r.remarks(); (got == "") != (said == "") || !strings.Contains(got, said) {
 			t.Errorf("%s: logged %q", fault, got)
 		}
 	}
@@ -173,10 +173,10 @@ func TestAPauseNamesWhatItLeavesOnTheDevice(t *testing.T) {
 		}
 	}
 	o.resume()
-	said := o.logged()
+	said := o.remarks()
 	o.pause()
-	if o.logged() != said {
-		t.Errorf("said again: %q", o.logged())
+	if o.remarks() != said {
+		t.Errorf("said again: %q", o.remarks())
 	}
 	o.resume()
 	if res := o.pause("y"); res.Kept != 0 {

@@ -302,10 +302,11 @@ func (b *baseDir) forget(rep *Report, f *leaseFile) error {
 	return b.forgetLease(rep.Identity, f)
 }
 
-// mapName is the end of the name of a process's map, behind the key of its rank: see package parked.
-var mapName = regexp.MustCompile(`^\.[0-9]{1,10}-[0-9]{1,20}\.map(\.tmp)?$`)
+// mapName is the end of the name of a process's map (package parked), or of the file that names its control
+// socket (package control), behind the key of its rank.
+var mapName = regexp.MustCompile(`^\.[0-9]{1,10}-[0-9]{1,20}\.(map(\.tmp)?|control)$`)
 
-// removeMaps removes the maps of what a rank's processes had parked.
+// removeMaps removes the maps of what a rank's processes had parked, and what named their control sockets.
 func (b *baseDir) removeMaps(key string) error {
 	list, err := names(b.ebb)
 	if err != nil {

@@ -6,6 +6,7 @@
 //	<base>/.ebb/<job>__<role>_cell<C>_rank<R>.lease   empty; its locks say who lives
 //	<base>/.ebb/<job>__<role>_cell<C>_rank<R>.marker  JSON; proves that ebb made the directory
 //	<base>/.ebb/<job>__<role>_cell<C>_rank<R>.<pid>-<start>.map  what the process has parked (package parked)
+//	<base>/.ebb/<job>__<role>_cell<C>_rank<R>.<pid>-<start>.control  where its control socket is (package control)
 //	<base>/.ebb/usage                                 who holds and wrote how much (package usage)
 //
 // # Lease

@@ -46,6 +46,10 @@ class Result(NamedTuple):
     allocator_changed: str = ""
     """Of a pause with skip_unused: PyTorch's allocator was used meanwhile. "before": nothing was
     skipped. "during": what was allocated during the call may have lost its bytes. Else ""."""
+    freed_bytes: int = 0
+    """Of a pause: what became free on the devices, as the driver says."""
+    missing_bytes: int = 0
+    """Of a pause: the part of device_bytes that did not become free."""
 
 
 class ResultStruct(ctypes.Structure):
@@ -64,6 +68,8 @@ class ResultStruct(ctypes.Structure):
         ("skipped_unused_bytes", ctypes.c_uint64),
         ("kept_bytes", ctypes.c_uint64),
         ("check_nanoseconds", ctypes.c_uint64),
+        ("freed_bytes", ctypes.c_uint64),
+        ("missing_bytes", ctypes.c_uint64),
     ]
 
     def __init__(self) -> None:
@@ -73,7 +79,7 @@ class ResultStruct(ctypes.Structure):
         return Result(
             self.allocations, self.bytes, self.device_bytes, self.host_bytes, self.disk_bytes, self.nanoseconds / 1e9,
             self.skipped_zero_bytes, self.skipped_same_bytes, self.skipped_unused_bytes, self.kept_bytes,
-            self.check_nanoseconds / 1e9,
+            self.check_nanoseconds / 1e9, freed_bytes=self.freed_bytes, missing_bytes=self.missing_bytes,
         )
 
 

@@ -52,14 +52,9 @@ const firstRoom = 8
 
 // holders lists the processes with compute contexts on the device with that PCI bus id.
 func (n *nvml) holders(busID string) ([]device.Holder, error) {
-	if err := n.load(); err != nil {
+	dev, err := n.device(busID)
+	if err != nil {
 		return nil, err
-	}
-	id := C.CString(busID)
-	defer C.free(unsafe.Pointer(id))
-	var dev unsafe.Pointer
-	if code := C.ebb_nvml_by_bus_id(n.fns, id, &dev); code != 0 {
-		return nil, fmt.Errorf("nvmlDeviceGetHandleByPciBusId(%s) returned %d", busID, code)
 	}
 	list := make([]C.struct_ebb_nvml_process, firstRoom)
 	for {
@@ -86,6 +81,19 @@ func (n *nvml) holders(busID string) ([]device.Holder, error) {
 	return holders, nil
 }
 
+// device is NVML's handle of the device with that PCI bus id.
+func (n *nvml) device(busID string) (dev unsafe.Pointer, err error) {
+	if err := n.load(); err != nil {
+		return nil, err
+	}
+	id := C.CString(busID)
+	defer C.free(unsafe.Pointer(id))
+	if code := C.ebb_nvml_by_bus_id(n.fns, id, &dev); code != 0 {
+		return nil, fmt.Errorf("nvmlDeviceGetHandleByPciBusId(%s) returned %d", busID, code)
+	}
+	return dev, nil
+}
+
 // name is the last part of a process's executable, or empty.
 func (n *nvml) name(pid C.uint) string {
 	var text [256]C.char
@@ -103,4 +111,21 @@ func (d *driver) Holders(ordinal int) ([]device.Holder, error) {
 		return nil, err
 	}
 	return d.nvml.holders(id)
+}
+
+func (d *driver) UUID(ordinal int) (string, error) {
+	id, err := d.busID(ordinal)
+	if err != nil {
+		return "", err
+	}
+	dev, err := d.nvml.device(id)
+	if err != nil {
+		return "", err
+	}
+	var text [96]C.char // NVML's own limit
+	if code := C.ebb_nvml_uuid(d.nvml.fns, dev, &text[0], C.uint(len(text))); code != 0 {
+		return "", fmt.Errorf("nvmlDeviceGetUUID returned %d", code)
+	}
+	text[len(text)-1] = 0
+	return C.GoString(&text[0]), nil
 }

@@ -1,5 +1,5 @@
 /*
- * nvml_load.h: the few functions of NVML that say which processes hold memory of a device.
+ * nvml_load.h: the few functions of NVML that say which processes hold memory of a device, and its name.
  * Names, numbers and layouts are those of NVML's C API. Included by nvml.go only.
  */
 #ifndef EBB_NVML_LOAD_H
@@ -24,6 +24,7 @@ struct ebb_nvml {
 	int (*by_bus_id)(const char *bus_id, void **device);
 	int (*processes)(void *device, unsigned int *count, struct ebb_nvml_process *list);
 	int (*name)(unsigned int pid, char *name, unsigned int length);
+	int (*uuid)(void *device, char *uuid, unsigned int length);
 };
 
 /* Loads and initialises the library, for good; null with the reason in why on failure. */
@@ -41,8 +42,9 @@ static inline struct ebb_nvml *ebb_nvml_load(const char *library, char *why, siz
 		*(void **)&nvml->by_bus_id = find(handle, "nvmlDeviceGetHandleByPciBusId_v2");
 		*(void **)&nvml->processes = find(handle, "nvmlDeviceGetComputeRunningProcesses_v3");
 		*(void **)&nvml->name = find(handle, "nvmlSystemGetProcessName");
+		*(void **)&nvml->uuid = find(handle, "nvmlDeviceGetUUID");
 		int code = -1;
-		if (nvml->init && nvml->by_bus_id && nvml->processes && nvml->name && (code = nvml->init()) == 0)
+		if (nvml->init && nvml->by_bus_id && nvml->processes && nvml->name && nvml->uuid && (code = nvml->init()) == 0)
 			return nvml;
 		snprintf(why, cap, code < 0 ? "%s lacks a function" : "%s: nvmlInit_v2 returned %d", library, code);
 	} else {
@@ -66,6 +68,11 @@ static inline int ebb_nvml_processes(const struct ebb_nvml *n, void *device, uns
 static inline int ebb_nvml_name(const struct ebb_nvml *n, unsigned int pid, char *name, unsigned int length)
 {
 	return n->name(pid, name, length);
+}
+
+static inline int ebb_nvml_uuid(const struct ebb_nvml *n, void *device, char *uuid, unsigned int length)
+{
+	return n->uuid(device, uuid, length);
 }
 
 #endif
