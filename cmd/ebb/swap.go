@@ -104,7 +104,7 @@ func (s *swapFlags) add(cmd *cobra.Command) {
 	f.Var(&value{kind: "FILE", parse: s.noting("engine-token-file", into(&s.tokenFile, anything))}, "engine-token-file",
 		"file with the engines' bearer token (default: the variable EBB_ENGINE_TOKEN)")
 	f.Var(&value{kind: "TAG,…", parse: s.noting("tag", words(&s.options.Tags))}, "tag", "only this memory of the ranks (default all)")
-	f.Var(&value{text: "10m", kind: "TIME", parse: s.noting("timeout", into(&s.options.Timeout, parseSwapTimeout))}, "timeout",
+	f.Var(&value{text: "10m", kind: "TIME", parse: into(&s.options.Timeout, parseSwapTimeout)}, "timeout",
 		"until all of it must be done: seconds, or a time such as 90s or 5m")
 	f.Var(&value{kind: "DIR", parse: s.noting(eventLogFlag, into(&s.eventLog, launch.ParseEventLog))}, eventLogFlag,
 		"add the steps to <job>__swap.jsonl in this directory, for ebb report (default: none)")
@@ -310,7 +310,11 @@ func stepLine(s swap.Step) string {
 	if !s.OK {
 		state += " !"
 	}
-	return strings.TrimRight(fmt.Sprintf("%-6s  %-34s  %-10s  %s", s.Step, cut(name, 34), state, cut(detail(s), 44)), " ")
+	end := []rune(detail(s))
+	if len(end) > 44 {
+		end = append(end[:43], '…')
+	}
+	return strings.TrimRight(fmt.Sprintf("%-6s  %-34s  %-10s  %s", s.Step, cut(name, 34), state, string(end)), " ")
 }
 
 // detail is the last column.

@@ -147,6 +147,9 @@ func (c *client) notReached(ctx context.Context, err error, fail func(error, str
 	if errors.As(err, &dial) && dial.Op == "dial" {
 		why = ErrUnreachable
 	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = errors.New("the connection ended before its answer")
+	}
 	var wrapped *url.Error // it repeats the URL
 	if errors.As(err, &wrapped) {
 		err = wrapped.Err

@@ -123,7 +123,7 @@ func TestEveryRefusalIsTold(t *testing.T) {
 			w.Header().Set("Location", "http://elsewhere.invalid/sleep")
 			w.WriteHeader(307)
 		}, ErrRefused, `status 307, to "http://elsewhere.invalid/sleep", which is not followed`},
-		{"broken off", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, ErrBroken, "EOF"},
+		{"broken off", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, ErrBroken, "the connection ended before its answer"},
 	} {
 		s := serve(t, routes{"GET /is_sleeping": says(200, `{"is_sleeping":false}`), "POST /sleep": tt.handler})
 		err := open(t, s.URL, KindAuto, Settings{}).Sleep(t.Context())

@@ -19,9 +19,18 @@ type engine struct {
 func (e *engine) step(now rollout.State, already bool, err error) Step {
 	s := Step{Step: StepEngine, What: e.Name(), Kind: e.Kind(), State: now.String(), Already: already, OK: err == nil, Seconds: e.seconds}
 	if err != nil {
-		s.State, s.Error = e.state.String(), err.Error()
+		s.State, s.Error = e.state.String(), brief(err)
 	}
 	return s
+}
+
+// brief is an engine's error where its name is told beside it.
+func brief(err error) string {
+	var own *rollout.Error
+	if errors.As(err, &own) {
+		return own.Did + ": " + own.Text
+	}
+	return err.Error()
 }
 
 // look opens all engines and asks for their states, at the same time. The first error is returned: nothing
@@ -36,7 +45,7 @@ func (h *handOver) look(ctx context.Context) ([]*engine, error) {
 	each.Wait()
 	for i, err := range errs {
 		if err != nil {
-			h.step(Step{Step: StepEngine, What: h.Engines[i].name(), State: rollout.Unknown.String(), Error: err.Error()})
+			h.step(Step{Step: StepEngine, What: h.Engines[i].name(), State: rollout.Unknown.String(), Error: brief(err)})
 		}
 	}
 	return engines, errors.Join(errs...)
@@ -69,7 +78,7 @@ func (h *handOver) lookOnly(ctx context.Context) {
 	for _, spec := range h.Engines {
 		e, err := h.open(ctx, spec)
 		if err != nil {
-			h.step(Step{Step: StepEngine, What: spec.name(), State: rollout.Unknown.String(), Already: true, OK: true, Error: err.Error()})
+			h.step(Step{Step: StepEngine, What: spec.name(), State: rollout.Unknown.String(), Already: true, OK: true, Error: brief(err)})
 			continue
 		}
 		h.step(e.step(e.state, true, nil))

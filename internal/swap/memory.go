@@ -1,6 +1,7 @@
 package swap
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -110,10 +111,11 @@ func (h *handOver) measure(ctx context.Context, paused []node.RankStatus) error 
 		}
 		if told == nil {
 			h.devices(devices, begin, false)
-			told = fmt.Errorf("%s of device memory is free of the %s that the paused ranks need on %s", bytesOf(free), bytesOf(lacking.bytes), strings.Join(lacking.devices, " and "))
+			var on []string
 			for _, k := range lacking.devices {
-				told = fmt.Errorf("%w; %s", told, heldBy(devices[k].Device))
+				on = append(on, deviceName(devices[k].Device))
 			}
+			told = fmt.Errorf("%s is free of the %s that the paused ranks need on %s", bytesOf(free), bytesOf(lacking.bytes), strings.Join(on, " and "))
 		}
 		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			return &Error{Text: "interrupted while memory was waited for: " + told.Error()}
@@ -174,37 +176,42 @@ func (h *handOver) stands(ctx context.Context) string {
 	}
 	devices, _ := view(node.Devices(ctx, h.Ranks, 0), nil)
 	for _, k := range sorted(devices) {
-		parts = append(parts, heldBy(devices[k].Device))
+		parts = append(parts, h.heldBy(devices[k].Device))
 	}
 	return strings.Join(parts, "; ")
 }
 
 // heldBy says who holds a device's memory, the largest first.
-func heldBy(d control.Device) string {
+func (h *handOver) heldBy(d control.Device) string {
 	text := fmt.Sprintf("%s has %s free of %s", deviceName(d), humanize.IBytes(d.Free), humanize.IBytes(d.Total))
-	holders := slices.Clone(d.Holders)
-	slices.SortStableFunc(holders, func(a, b control.Holder) int {
-		switch {
-		case a.Bytes > b.Bytes:
-			return -1
-		case a.Bytes < b.Bytes:
-			return 1
-		}
-		return a.PID - b.PID
-	})
+	if len(d.Holders) == 0 {
+		return text + "; who holds the rest is not told"
+	}
+	holders := slices.DeleteFunc(slices.Clone(d.Holders), func(o control.Holder) bool { return o.Bytes == 0 })
+	slices.SortStableFunc(holders, func(a, b control.Holder) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), a.PID-b.PID) })
 	const most = 4
 	var held []string
-	for i, holder := range holders {
+	for i, o := range holders {
 		if i == most {
 			held = append(held, fmt.Sprintf("%d more", len(holders)-most))
 			break
 		}
-		held = append(held, fmt.Sprintf("process %d (%s) %s", holder.PID, holder.Name, humanize.IBytes(holder.Bytes)))
+		held = append(held, fmt.Sprintf("%s %s", h.holder(o), humanize.IBytes(o.Bytes)))
 	}
 	if len(held) == 0 {
-		return text + ", its holders are not told"
+		return text
 	}
 	return text + ", held by " + strings.Join(held, ", ")
+}
+
+// holder is who holds memory, by the rank's name where it is one.
+func (h *handOver) holder(o control.Holder) string {
+	for _, r := range h.Ranks {
+		if r.PID == o.PID {
+			return fmt.Sprintf("%s (pid %d)", node.ShortName(r.Who), o.PID)
+		}
+	}
+	return fmt.Sprintf("process %d (%s)", o.PID, o.Name)
 }
 
 // deviceName is a device in words.

@@ -109,7 +109,8 @@ func (e *Error) Error() string { return e.Text }
 // handOver is one run.
 type handOver struct {
 	Options
-	begin time.Time
+	begin  time.Time
+	caller context.Context // ends when the caller gives up, and has no deadline: ranks keep theirs themselves
 
 	mu     sync.Mutex // guards what follows
 	report Report
@@ -117,7 +118,7 @@ type handOver struct {
 
 // Run hands the memory over. The report is complete also where the error is not nil.
 func Run(ctx context.Context, o Options) (Report, error) {
-	h := &handOver{Options: o, begin: time.Now(), report: Report{To: o.To, Steps: []Step{}}}
+	h := &handOver{Options: o, begin: time.Now(), caller: ctx, report: Report{To: o.To, Steps: []Step{}}}
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
 	o.Log.begin(o)
@@ -304,7 +305,7 @@ func (h *handOver) pause(ctx context.Context) error {
 		}
 		h.step(step)
 	}
-	report := node.Pause(ctx, active, h.Tags, left(ctx), "")
+	report := node.Pause(h.caller, active, h.Tags, left(ctx), "")
 	return errors.Join(first, h.outcomes(report, "paused", "resident"))
 }
 
@@ -314,7 +315,7 @@ func (h *handOver) resume(ctx context.Context, paused []node.RankStatus) error {
 	for i, s := range paused {
 		ranks[i] = s.Rank
 	}
-	return h.outcomes(node.Resume(ctx, ranks, h.Tags, left(ctx), ""), "resident", "paused")
+	return h.outcomes(node.Resume(h.caller, ranks, h.Tags, left(ctx), ""), "resident", "paused")
 }
 
 // outcomes records how an operation went and returns what went wrong, all ranks in one line.

@@ -148,7 +148,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         fault = server.faults.get(url.path)
         if fault and not fault.get("after"):
             return self._fail(fault)
-        route = (VLLM if server.kind == "vllm" else SGLANG).get((self.command, url.path))
+        route = ROUTES[server.kind].get((self.command, url.path))
         if route is None:
             return self.answer(404, {"detail": "Not Found"})
         status, reply = 200, None
@@ -266,6 +266,9 @@ SGLANG = {
     ("POST", "/pause_generation"): sglang_pause,
     ("POST", "/continue_generation"): sglang_continue,
 }
+
+
+ROUTES = {"vllm": VLLM, "sglang": SGLANG, "none": {}}
 
 
 class Server(http.server.ThreadingHTTPServer):
