@@ -108,6 +108,8 @@ const rowHeight = 14
 // narrowest is the width at which an operation is drawn at least, so that it is seen.
 const narrowest = 14
 
+const failureWidth = 40
+
 // drawRow draws the states of a rank. With titles each stretch says what it is.
 func drawRow(r Rank, a axis, titles bool) template.HTML {
 	var out strings.Builder
@@ -140,7 +142,7 @@ func drawRow(r Rank, a axis, titles bool) template.HTML {
 	}
 	var failed strings.Builder
 	for _, f := range r.failures {
-		box(&failed, min(a.x(f.at), across-25), 0, 25, rowHeight)
+		box(&failed, min(a.x(f.at), across-failureWidth), 0, failureWidth, rowHeight)
 	}
 	if failed.Len() > 0 {
 		fmt.Fprintf(&out, `<path class="failed" d="%s"/>`, failed.String())

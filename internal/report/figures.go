@@ -98,8 +98,9 @@ func (d *Direction) take(o operation) {
 		d.phases = map[string]float64{}
 	}
 	for phase, s := range o.done.Phases {
+		phase = cut(phase, 24)
 		if _, known := d.phases[phase]; known || len(d.phases) < 32 {
-			d.phases[short(phase)] += s
+			d.phases[phase] += s
 		}
 	}
 }

@@ -31,7 +31,7 @@ const (
 	maxRows      = 48 // ranks in the timeline and in the table
 	maxTitled    = 1500
 	maxListed    = 60 // failures
-	maxHandOvers = 40
+	maxHandOvers = 24
 	maxPhases    = 12
 )
 
@@ -52,6 +52,7 @@ type view struct {
 	Shares              []entry
 	HandOvers           []handOverRow
 	HandOversNote       string
+	HandOverScale       string
 	Unit                string
 	PauseBar, ResumeBar template.HTML
 	Kinds               []entry
@@ -90,10 +91,9 @@ type entry struct {
 }
 
 type handOverRow struct {
-	Time, To, Size, Seconds, Text string
-	Bad                           bool
-	SVG                           template.HTML
-	Steps                         []string
+	Day, Time, To, Size, Seconds, Text string
+	Bad                                bool
+	SVG                                template.HTML
 }
 
 type rateRow struct {
@@ -494,7 +494,7 @@ var stepText = map[string]string{
 }
 
 var stepClass = map[string]string{
-	"pause": "pause", "resume": "resume", "memory": "away", "engine_sleep": "engine", "engine_wake": "engine",
+	"pause": "pause", "resume": "resume", "memory": "measured", "engine_sleep": "engine", "engine_wake": "engine",
 }
 
 func (v *view) handOvers(r *Report) {
@@ -512,8 +512,9 @@ func (v *view) handOvers(r *Report) {
 	for _, h := range shown {
 		longest = max(longest, h.Seconds)
 	}
+	v.HandOverScale = duration(longest)
 	for _, h := range shown {
-		out := handOverRow{Time: clock(h.Begin), To: h.To, Size: size(h.Bytes), Seconds: duration(h.Seconds), Text: h.Error, Bad: h.Error != "" || h.Cut}
+		out := handOverRow{Day: h.Begin.Format("2 Jan"), Time: h.Begin.Format("15:04:05"), To: h.To, Size: size(h.Bytes), Seconds: duration(h.Seconds), Text: h.Error, Bad: h.Error != "" || h.Cut}
 		if h.Stands != "" {
 			out.Text += " – " + h.Stands
 		}
@@ -521,15 +522,6 @@ func (v *view) handOvers(r *Report) {
 			out.Text = "its end is not in the log"
 		}
 		out.SVG = drawSteps(h, longest)
-		for _, s := range h.Steps {
-			text := fmt.Sprintf("%s %s–%s", cmp.Or(stepText[s.Step], s.Step), seconds(s.Begin), seconds(s.End))
-			if s.Count > 1 {
-				text += fmt.Sprintf(" s (%d, longest %s)", s.Count, s.Longest)
-			} else {
-				text += " s"
-			}
-			out.Steps = append(out.Steps, text)
-		}
 		v.HandOvers = append(v.HandOvers, out)
 	}
 }
@@ -539,6 +531,15 @@ func btoi(b bool) int {
 		return 1
 	}
 	return 0
+}
+
+// stepTold says when a step was, and who took longest.
+func stepTold(s Step) string {
+	text := fmt.Sprintf("%s to %s", duration(s.Begin), duration(s.End))
+	if s.Count > 1 {
+		text += fmt.Sprintf(" (%d, longest %s)", s.Count, s.Longest)
+	}
+	return text
 }
 
 // drawSteps draws the steps of a hand-over, each on a line of its own, on a scale that all share.
@@ -552,8 +553,8 @@ func drawSteps(h HandOver, longest float64) template.HTML {
 		var path strings.Builder
 		x := min(s.Begin/longest, 1) * across
 		box(&path, x, float64(i)*line, math.Max(min(s.End/longest, 1)*across-x, narrowest), line-1)
-		fmt.Fprintf(&out, `<path class="%s" d="%s"><title>%s</title></path>`, cmp.Or(stepClass[s.Step], "away"), path.String(),
-			template.HTMLEscapeString(fmt.Sprintf("%s: %s", cmp.Or(stepText[s.Step], s.Step), duration(s.End-s.Begin))))
+		fmt.Fprintf(&out, `<path class="%s" d="%s"><title>%s</title></path>`, cmp.Or(stepClass[s.Step], "measured"), path.String(),
+			template.HTMLEscapeString(fmt.Sprintf("%s: %s", cmp.Or(stepText[s.Step], s.Step), stepTold(s))))
 	}
 	return svg("steps", float64(len(h.Steps)*line), "steps of the hand-over to "+h.To, out.String())
 }

@@ -27,7 +27,8 @@ type process struct {
 	exited     bool // it said so
 	operations []operation
 	withdrawn  []event // pauses asked for from outside that came to nothing
-	lost       uint64  // events that the log lacks, by their numbers
+	numbers    uint64  // of events, from the first one's to the last one's
+	seen       uint64  // events that are there, those of progress left out
 	back       int64   // the longest step back of its clock, in nanoseconds
 	lastPhase  string
 }
@@ -88,16 +89,13 @@ func incarnations(list []event) [][]event {
 	return parts
 }
 
-// follow goes through the events of one process in their order.
+// follow goes through the events of one process in their order. Their numbers never go down.
 func follow(list []event) process {
 	p := process{host: list[0].host, pid: list[0].who.PID, begin: list[0].at}
 	open := map[bool]*operation{} // by pause
 	now := p.begin
 	for i, e := range list {
 		if i > 0 {
-			if step := e.seq - list[i-1].seq; step > 1 && e.seq > list[i-1].seq {
-				p.lost += step - 1
-			}
 			p.back = max(p.back, now-e.at)
 		}
 		now = max(now, e.at) // time does not go back here
@@ -123,6 +121,7 @@ func follow(list []event) process {
 		}
 	}
 	p.end = now
+	p.numbers, p.seen = list[len(list)-1].seq-list[0].seq+1, uint64(len(list))
 	for _, o := range open {
 		o.end, o.cut, o.done = now, true, &outcome{}
 		p.operations = append(p.operations, *o)

@@ -92,11 +92,11 @@ func readLines(r io.Reader, take func(line []byte) bool) (bad unread, err error)
 	}
 }
 
-// readEvents calls take for each event of a rank's log that counts.
+// readEvents calls take for each event of a rank's log.
 func readEvents(r io.Reader, take func(event)) (unread, error) {
 	return readLines(r, func(line []byte) bool {
 		e, ok := parse(line)
-		if ok && e.kind != control.EventProgress {
+		if ok {
 			take(e)
 		}
 		return ok
@@ -120,13 +120,8 @@ func readLine(in *bufio.Reader, line []byte) ([]byte, error) {
 	}
 }
 
-var progress = []byte(`"event":"` + control.EventProgress + `"`)
-
 // parse takes an event from a line. What it does not know it leaves out.
 func parse(line []byte) (event, bool) {
-	if bytes.Contains(line, progress) && json.Valid(line) { // most lines are such, and none counts
-		return event{kind: control.EventProgress}, true
-	}
 	raw, ok := decode(line)
 	if !ok {
 		return event{}, false

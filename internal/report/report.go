@@ -226,6 +226,7 @@ var ofLauncher = regexp.MustCompile(`__[^/]+_cell[0-9]+_rank[0-9]+[.]jsonl$`)
 // read takes in files that are one rank's, as far as their first events tell.
 func (r *Report) read(logs []log) error {
 	of := map[string][]event{}
+	progress := map[string]uint64{} // how many events of it; nothing else is told by them
 	for _, l := range logs {
 		if l.last > 0 && l.job != r.Job && ofLauncher.MatchString(l.path) {
 			continue
@@ -235,8 +236,12 @@ func (r *Report) read(logs []log) error {
 			return err
 		}
 		bad, err := readEvents(f, func(e event) {
-			if e.who.Job == r.Job {
-				of[key(e)] = append(of[key(e)], e)
+			switch k := key(e); {
+			case e.who.Job != r.Job:
+			case e.kind == control.EventProgress:
+				progress[k]++
+			default:
+				of[k] = append(of[k], e)
 			}
 		})
 		f.Close()
@@ -246,22 +251,24 @@ func (r *Report) read(logs []log) error {
 		r.Left.Lines, r.Left.Cut, r.Left.Long = r.Left.Lines+bad.Lines, r.Left.Cut+bad.Cut, r.Left.Long+bad.Long
 	}
 	for _, k := range slices.Sorted(maps.Keys(of)) {
-		r.take(of[k])
+		r.take(of[k], progress[k])
 	}
 	return nil
 }
 
-// take takes the events of one rank in.
-func (r *Report) take(events []event) {
+// take takes the events of one rank in, without those of its progress.
+func (r *Report) take(events []event, progress uint64) {
 	who := events[0].who
 	list := processes(events)
 	rank := Rank{
 		Name: shortName(who), Role: who.Role, Cell: who.Cell, Number: who.Rank, Hosts: []string{}, Processes: len(list),
 	}
+	numbers, seen := uint64(0), progress
 	for i, p := range list {
 		rank.Exited, rank.last = p.exited, max(rank.last, p.end)
 		rank.Hosts = append(rank.Hosts, p.host)
-		r.Left.Lost, r.Left.Withdrawn = r.Left.Lost+p.lost, r.Left.Withdrawn+len(p.withdrawn)
+		numbers, seen = plus(numbers, p.numbers), seen+p.seen
+		r.Left.Withdrawn += len(p.withdrawn)
 		if r.hosts[p.host] == nil {
 			r.hosts[p.host] = &host{}
 		}
@@ -285,6 +292,7 @@ func (r *Report) take(events []event) {
 			})
 		}
 	}
+	r.Left.Lost = plus(r.Left.Lost, numbers-min(numbers, seen))
 	slices.Sort(rank.Hosts)
 	rank.Hosts = slices.Compact(rank.Hosts)
 	var totals [states]float64
