@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -40,16 +41,20 @@ type command struct {
 
 // decode reads one JSON object into a request, and nothing else: no unknown member, nothing after it.
 func decode(body io.Reader, into any) *refusal {
-	d := json.NewDecoder(body)
+	text, err := io.ReadAll(body)
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return refuse(http.StatusRequestEntityTooLarge, codeTooLarge, "", "the body has more than %d bytes", large.Limit)
+	case err != nil:
+		return invalid("the body did not come: %s", short(oneLine(err)))
+	}
+	if !bytes.HasPrefix(bytes.TrimLeft(text, " \t\r\n"), []byte("{")) { // null would else be taken for all ranks
+		return refuse(http.StatusBadRequest, codeInvalid, "send {} for all ranks", "the body is no JSON object")
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(into); err != nil {
-		var large *http.MaxBytesError
-		switch {
-		case errors.As(err, &large):
-			return refuse(http.StatusRequestEntityTooLarge, codeTooLarge, "", "the body has more than %d bytes", large.Limit)
-		case errors.Is(err, io.EOF):
-			return refuse(http.StatusBadRequest, codeInvalid, "send {} for all ranks", "the body is empty")
-		}
 		return invalid("the body is no such request: %s", short(strings.TrimPrefix(oneLine(err), "json: ")))
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
