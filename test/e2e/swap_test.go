@@ -104,7 +104,7 @@ func (s *seat) startRanks(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() {
 		ended <- cmd.Wait()
-		listener.Close() // for ranks that never come
+		_ = listener.Close() // for ranks that never come
 	}()
 	t.Cleanup(func() {
 		for _, r := range s.ranks {
