@@ -50,8 +50,8 @@ func newServe() *cobra.Command {
 /v1/, a live page at /, and metrics for Prometheus at /metrics (docs/serve.md).
 
 It listens on this machine alone unless told otherwise. An address that other machines reach demands
---token-file, --tls-cert and --tls-key. On a machine that others use too, give --token-file, or listen
-on a socket: without either, every user of the machine can command the ranks.
+--token-file, --tls-cert and --tls-key. On a machine that others use too, give --token-file, or
+listen on a socket: without either, every user of the machine can command the ranks.
 
 SIGHUP reads token and certificate anew. At SIGTERM commands under way have --grace to come to their
 end; a pause that has not begun by then is withdrawn.`,

@@ -227,7 +227,9 @@ func (s *Server) Serve(ctx context.Context) error {
 	case err = <-ended: // it could not go on
 	case <-ctx.Done():
 		err = s.end(server)
-		<-ended
+		if serving := <-ended; err == nil {
+			err = serving
+		}
 	}
 	s.withdraw()
 	unfollow()
