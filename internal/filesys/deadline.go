@@ -502,8 +502,13 @@ func (d *Deadline) writeBack(fd int, do func() error) error {
 }
 
 // Mkdir implements System.
-func (d *Deadline) Mkdir(path string, mode uint32) error {
-	return d.only("creation", location{dir: path, path: path, fd: -1}, func() error { return d.under.Mkdir(path, mode) })
+func (d *Deadline) Mkdir(path string, own int, mode uint32) error {
+	return d.only("creation", location{dir: path, path: path, fd: -1}, func() error { return d.under.Mkdir(path, own, mode) })
+}
+
+// Opendir implements System. What a call opens that was given up is closed again.
+func (d *Deadline) Opendir(path string, own int) (int, error) {
+	return d.opened(location{dir: path, path: path, fd: -1}, func() (int, error) { return d.under.Opendir(path, own) })
 }
 
 // Openat implements System. What a call opens that was given up is closed again; a file that it made
@@ -513,9 +518,12 @@ func (d *Deadline) Openat(dirfd int, name string, flags int, mode uint32) (int, 
 	if flags&(unix.O_PATH|unix.O_DIRECTORY) != 0 {
 		l.dir = l.path
 	}
-	fd, err := value(d, "opening", l,
-		func() (int, error) { return d.under.Openat(dirfd, name, flags, mode) },
-		func(fd int) { _ = d.under.Close(fd) })
+	return d.opened(l, func() (int, error) { return d.under.Openat(dirfd, name, flags, mode) })
+}
+
+// opened makes a call that opens what is there.
+func (d *Deadline) opened(l location, open func() (int, error)) (int, error) {
+	fd, err := value(d, "opening", l, open, func(fd int) { _ = d.under.Close(fd) })
 	if err != nil {
 		return -1, err
 	}

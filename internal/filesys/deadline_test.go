@@ -319,7 +319,7 @@ func TestErrorsOfCallsThatAnswerAreTheirOwn(t *testing.T) {
 	if err := d.Fsync(d.fd); err != unix.EIO {
 		t.Error(err)
 	}
-	if err := d.Mkdir(d.dir, 0o700); err != unix.EEXIST {
+	if err := d.Mkdir(d.dir, 0, 0o700); err != unix.EEXIST {
 		t.Error(err)
 	}
 }

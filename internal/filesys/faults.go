@@ -138,18 +138,26 @@ func send(sig unix.Signal) {
 func (f *Faults) fails(c call) error { return f.step(c).err }
 
 // Mkdir implements System.
-func (f *Faults) Mkdir(path string, mode uint32) error {
+func (f *Faults) Mkdir(path string, own int, mode uint32) error {
 	if err := f.fails(mkdir); err != nil {
 		return err
 	}
-	return f.under.Mkdir(path, mode)
+	return f.under.Mkdir(path, own, mode)
+}
+
+// Opendir implements System.
+func (f *Faults) Opendir(path string, own int) (int, error) {
+	if err := f.fails(opendirCall); err != nil {
+		return -1, err
+	}
+	return f.under.Opendir(path, own)
 }
 
 // Openat implements System.
 func (f *Faults) Openat(dirfd int, name string, flags int, mode uint32) (int, error) {
 	c := open
 	if flags&(unix.O_PATH|unix.O_DIRECTORY) != 0 {
-		c = opendir
+		c = opendirCall
 	}
 	switch e := f.step(c); {
 	case e.kind == noDirect && flags&unix.O_DIRECT != 0:

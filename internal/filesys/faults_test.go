@@ -96,7 +96,7 @@ func TestEveryCallFailsByItsName(t *testing.T) {
 	}
 	var st unix.Stat_t
 	calls := map[string]func() error{
-		"mkdir":     func() error { return d.Mkdir(dir+"/d", 0o700) },
+		"mkdir":     func() error { return d.Mkdir(dir+"/d", 0, 0o700) },
 		"open":      func() error { _, err := d.Openat(at, "g", unix.O_RDWR|unix.O_CREAT, 0o600); return err },
 		"opendir":   func() error { _, err := d.Openat(at, ".", unix.O_PATH, 0); return err },
 		"fstat":     func() error { return d.Fstat(d.fd, &st) },
@@ -294,5 +294,54 @@ func TestWhatIsNoFaultIsRefused(t *testing.T) {
 	}
 	if err := Check(""); err != nil {
 		t.Error(err)
+	}
+}
+
+// In the last components of a path no link is followed, or made something behind; before them links are.
+func TestNoLinkIsFollowedInTheOwnComponentsOfAPath(t *testing.T) {
+	root := t.TempDir()
+	for _, err := range []error{
+		os.MkdirAll(root+"/real/disk/job/rank", 0o700),
+		os.Symlink("real", root+"/link"),            // to what the disk directory is in
+		os.Symlink("job", root+"/real/disk/linked"), // in the place of a job's directory
+		os.Symlink("rank", root+"/real/disk/job/linked"),
+		os.Symlink("disk", root+"/real/other"),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := NewDeadline(NewFaults(Kernel{}), limit)
+	for _, c := range []struct {
+		path string
+		own  int
+		want error
+	}{
+		{"/link/disk/job/rank", 3, nil},
+		{"/link/disk/linked/rank", 3, unix.ENOTDIR},
+		{"/link/disk/linked/rank", 1, nil},
+		{"/link/disk/job/linked", 3, unix.ENOTDIR},
+		{"/link/disk/job/linked", 1, unix.ENOTDIR},
+		{"/link/disk/job/linked", 0, nil},
+		{"/link/other/job/rank", 3, unix.ENOTDIR},
+		{"/link/other/job/rank", 2, nil},
+		{"/link/disk/job/none", 3, unix.ENOENT},
+		{"/link/disk/none/rank", 3, unix.ENOENT},
+	} {
+		fd, err := d.Opendir(root+c.path, c.own)
+		if !errors.Is(err, c.want) {
+			t.Errorf("open %s, %d components: %v, want %v", c.path, c.own, err, c.want)
+		}
+		if err == nil {
+			if err := d.Close(fd); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if err := d.Mkdir(root+"/link/disk/linked/made", 3, 0o700); !errors.Is(err, unix.ENOTDIR) {
+		t.Errorf("make a directory behind a link: %v", err)
+	}
+	if err := d.Mkdir(root+"/link/disk/job/made", 3, 0o700); err != nil {
+		t.Errorf("make a directory: %v", err)
 	}
 }

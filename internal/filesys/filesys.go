@@ -6,6 +6,7 @@ package filesys
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -16,7 +17,10 @@ import (
 
 // System is the calls. Each method is one, neither retried nor interpreted.
 type System interface {
-	Mkdir(path string, mode uint32) error
+	// Mkdir and Opendir (O_PATH) follow no link in the last own components of the path, itself included:
+	// those below a disk directory are ebb's.
+	Mkdir(path string, own int, mode uint32) error
+	Opendir(path string, own int) (int, error)
 	Openat(dirfd int, name string, flags int, mode uint32) (int, error)
 	Close(fd int) error
 	Fstat(fd int, st *unix.Stat_t) error
@@ -44,8 +48,53 @@ type System interface {
 // Kernel is the system itself.
 type Kernel struct{}
 
-// Mkdir is mkdir(2).
-func (Kernel) Mkdir(path string, mode uint32) error { return unix.Mkdir(path, mode) }
+// Mkdir is mkdirat(2) below the path's parent.
+func (Kernel) Mkdir(path string, own int, mode uint32) error {
+	dir, name, err := parent(path, own)
+	if err != nil {
+		return err
+	}
+	defer leave(dir)
+	return unix.Mkdirat(dir, name, mode)
+}
+
+// Opendir is openat(2), from one component to the next; the descriptor is never one of the standard streams.
+func (Kernel) Opendir(path string, own int) (int, error) {
+	got, err := opendir(path, own)
+	if err != nil {
+		return -1, err
+	}
+	return fd.AboveStreams(got)
+}
+
+func opendir(path string, own int) (int, error) {
+	dir, name, err := parent(path, own)
+	if err != nil {
+		return -1, err
+	}
+	defer leave(dir)
+	flags := unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
+	if own > 0 {
+		flags |= unix.O_NOFOLLOW
+	}
+	return unix.Openat(dir, name, flags, 0)
+}
+
+// parent is the directory from where the last component of a path is no way past a link, and its name there.
+// The caller leaves it.
+func parent(path string, own int) (dir int, name string, err error) {
+	if own < 2 {
+		return unix.AT_FDCWD, path, nil
+	}
+	dir, err = opendir(filepath.Dir(path), own-1)
+	return dir, filepath.Base(path), err
+}
+
+func leave(dir int) {
+	if dir >= 0 {
+		_ = unix.Close(dir)
+	}
+}
 
 // Openat is openat(2); the descriptor is never one of the standard streams.
 func (Kernel) Openat(dirfd int, name string, flags int, mode uint32) (int, error) {

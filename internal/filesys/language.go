@@ -14,7 +14,7 @@ type call int
 
 const (
 	mkdir call = iota
-	opendir
+	opendirCall
 	open
 	closing
 	fstat

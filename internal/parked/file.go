@@ -103,7 +103,11 @@ func (f *File) Free(i int) error {
 
 // in calls do with the directory open.
 func (f *File) in(do func(dir int) error) error {
-	dir, err := f.openat(unix.AT_FDCWD, f.dir, unix.O_PATH|unix.O_DIRECTORY)
+	dir := -1
+	err := filesys.Retry(func() (err error) {
+		dir, err = f.sys.Opendir(f.dir, 2) // the disk directory and .ebb in it
+		return err
+	})
 	if err != nil {
 		return err
 	}

@@ -349,8 +349,11 @@ var defaultJob = regexp.MustCompile(`^run-[0-9]+-[0-9]+-[0-9a-f]{8}$`)
 // leased says whether a rank directory has a lease, or may have one.
 func leased(base int, job, rank string) bool {
 	var st unix.Stat_t
-	name := filepath.Join(ebbDir, job+"__"+rank+leaseSuffix)
-	err := retry(func() error { return unix.Fstatat(base, name, &st, unix.AT_SYMLINK_NOFOLLOW) })
+	ebb, err := openBelow(base, ebbDir)
+	if err == nil {
+		err = retry(func() error { return unix.Fstatat(ebb, job+"__"+rank+leaseSuffix, &st, unix.AT_SYMLINK_NOFOLLOW) })
+		_ = unix.Close(ebb)
+	}
 	return !errors.Is(err, unix.ENOENT)
 }
 

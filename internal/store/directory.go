@@ -27,6 +27,7 @@ func alignUp(n uint64) uint64 { return (n + ioAlign - 1) &^ (ioAlign - 1) }
 // the files are found although the directory was renamed.
 type directory struct {
 	path     string // absolute
+	own      int    // components of it in which no link is followed
 	dev, ino uint64
 	rate     *rate
 	refs     int // files and callers; guarded by Store.dirMu
@@ -59,7 +60,7 @@ func (d *directory) handle(sys filesys.System) (int, error) {
 	}
 	fd := -1
 	err := filesys.Retry(func() (err error) {
-		fd, err = sys.Openat(unix.AT_FDCWD, d.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		fd, err = sys.Opendir(d.path, d.own)
 		return err
 	})
 	if err != nil {
@@ -187,7 +188,7 @@ func (s *Store) find(path string) (d *directory, fresh bool, err error) {
 	}
 	// Not seen yet, or removed and made again since. The former one lives on as long as a
 	// backing refers to it.
-	d = &directory{path: path, fd: fd, dev: st.Dev, ino: st.Ino, rate: s.rates.of(path), refs: 1}
+	d = &directory{path: path, own: s.own(), fd: fd, dev: st.Dev, ino: st.Ino, rate: s.rates.of(path), refs: 1}
 	d.refused = func(call string, err error) {
 		s.buffered.Store(true)
 		s.warn(path, "direct", "%s: no direct I/O here (%s with O_DIRECT: %v); going on through the page cache, emptying it as it goes", path, call, err)
@@ -229,21 +230,28 @@ func (s *Store) leave(d *directory) {
 	}
 }
 
+// ownComponents are the disk directory, the job's in it and the rank's in that.
+const ownComponents = 3
+
+// own is in how many of the last components of a directory's path no link is followed.
+func (s *Store) own() int {
+	if s.options.NoFollowDir {
+		return ownComponents
+	}
+	return 0
+}
+
 // openDir opens the directory at path. A missing one is made, with its parents.
 func (s *Store) openDir(path string) (fd int, err error) {
-	flags := unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
-	if s.options.NoFollowDir {
-		flags |= unix.O_NOFOLLOW
-	}
 	open := func() error {
 		return filesys.Retry(func() (err error) {
-			fd, err = s.sys.Openat(unix.AT_FDCWD, path, flags, 0)
+			fd, err = s.sys.Opendir(path, s.own())
 			return err
 		})
 	}
 	err = open()
 	if errors.Is(err, unix.ENOENT) {
-		if err := s.makeDir(path); err != nil {
+		if err := s.makeDir(path, s.own()); err != nil {
 			return -1, err
 		}
 		err = open()
@@ -258,11 +266,11 @@ func (s *Store) openDir(path string) (fd int, err error) {
 }
 
 // makeDir makes a directory and the parents that are missing, for this user only.
-func (s *Store) makeDir(path string) error {
-	mkdir := func() error { return filesys.Retry(func() error { return s.sys.Mkdir(path, 0o700) }) }
+func (s *Store) makeDir(path string, own int) error {
+	mkdir := func() error { return filesys.Retry(func() error { return s.sys.Mkdir(path, own, 0o700) }) }
 	err := mkdir()
 	if parent := filepath.Dir(path); errors.Is(err, unix.ENOENT) && parent != path {
-		if err := s.makeDir(parent); err != nil {
+		if err := s.makeDir(parent, max(own-1, 0)); err != nil {
 			return err
 		}
 		err = mkdir()

@@ -229,6 +229,34 @@ func TestSymlinkedDirectory(t *testing.T) {
 	}
 }
 
+// A job's directory that a link has taken the place of is refused as the rank's is, and nothing is made where
+// it leads.
+func TestALinkInPlaceOfAJobsDirectoryIsNotFollowed(t *testing.T) {
+	base, elsewhere := t.TempDir(), t.TempDir()
+	if err := os.Symlink(elsewhere, filepath.Join(base, "job")); err != nil {
+		t.Fatal(err)
+	}
+	for _, made := range []bool{false, true} {
+		if made {
+			if err := os.Mkdir(filepath.Join(elsewhere, "rank"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b, err := files(t, store.Options{Dirs: in(filepath.Join(base, "job", "rank")), NoFollowDir: true}).Open(1, size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Reserve(); !errors.Is(err, unix.ENOTDIR) {
+			t.Errorf("the rank's directory made %v: %v", made, err)
+		}
+		for _, name := range []string{"rank/*", "*.bak"} {
+			if found, _ := filepath.Glob(filepath.Join(elsewhere, name)); len(found) > 0 {
+				t.Errorf("made there: %v", found)
+			}
+		}
+	}
+}
+
 // TestNamesAlreadyTaken: whatever is there under the next name stays as it is.
 func TestNamesAlreadyTaken(t *testing.T) {
 	dir, victim := t.TempDir(), filepath.Join(t.TempDir(), "victim")

@@ -48,8 +48,8 @@ type Options struct {
 	HostBudget func() uint64
 	// Name makes the name of a file. seq is another one at each call.
 	Name func(seq uint64) string
-	// NoFollowDir refuses a directory whose last component is a symlink. Without it a
-	// symlink to a directory is the user's choice.
+	// NoFollowDir refuses a directory if one of the last three components of its path is a symlink: the disk
+	// directory, the job's and the rank's in it. Without it a symlink to a directory is the user's choice.
 	NoFollowDir bool
 	// Discard gives the blocks of a file back to file system and drive before its name goes, where
 	// that can be done. What cannot be is removed all the same.

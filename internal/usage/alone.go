@@ -39,7 +39,7 @@ func (t *Table) takeAlone(n, quota uint64) error {
 
 // others are what the files of other processes in the directory hold.
 func (t *Table) others() (list []Record, err error) {
-	dir, err := openat(t.sys, unix.AT_FDCWD, t.base, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC)
+	dir, err := t.sys.Opendir(t.base, 0)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}

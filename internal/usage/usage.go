@@ -406,17 +406,16 @@ type file struct {
 
 // open opens the file of a disk directory. create: it is made where it is missing, and .ebb too.
 func open(sys filesys.System, base string, create bool) (*file, error) {
-	const dirFlags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	dir := filepath.Join(base, ebbDir)
 	flags := unix.O_RDWR | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
-	ebb, err := openat(sys, unix.AT_FDCWD, dir, dirFlags)
+	ebb, err := opendir(sys, base, ebbDir)
 	if create {
 		flags |= unix.O_CREAT
 		if errors.Is(err, unix.ENOENT) {
-			if err = filesys.Retry(func() error { return sys.Mkdir(dir, 0o700) }); err != nil && !errors.Is(err, unix.EEXIST) {
+			if err = filesys.Retry(func() error { return sys.Mkdir(dir, 2, 0o700) }); err != nil && !errors.Is(err, unix.EEXIST) {
 				return nil, err
 			}
-			ebb, err = openat(sys, unix.AT_FDCWD, dir, dirFlags)
+			ebb, err = opendir(sys, base, ebbDir)
 		}
 	}
 	if err != nil {
@@ -439,6 +438,19 @@ func open(sys filesys.System, base string, create bool) (*file, error) {
 	}
 	f.ino = st.Ino
 	return f, nil
+}
+
+// opendir opens a directory below a disk directory, in whose path from there on no link is followed.
+func opendir(sys filesys.System, base, below string) (fd int, err error) {
+	own := 1
+	if below != "" {
+		own += 1 + strings.Count(below, "/")
+	}
+	err = filesys.Retry(func() error {
+		fd, err = sys.Opendir(filepath.Join(base, below), own)
+		return err
+	})
+	return fd, err
 }
 
 func openat(sys filesys.System, dir int, name string, flags int) (fd int, err error) {
@@ -541,11 +553,11 @@ func (f *file) readGood(base string) (list []Record, err error) {
 
 // unaccounted are records of processes that have files under the disk directory and none.
 func (f *file) unaccounted(base string, list []Record) (lost []Record, err error) {
-	jobs, err := f.list(base)
+	jobs, err := f.list(base, "")
 	for _, job := range jobs {
-		ranks, _ := f.list(filepath.Join(base, job)) // else it is no job's
+		ranks, _ := f.list(base, job) // else it is no job's
 		for _, rank := range ranks {
-			names, _ := f.list(filepath.Join(base, job, rank))
+			names, _ := f.list(base, filepath.Join(job, rank))
 			for _, name := range names {
 				owner, _, ours := rankdir.ParseDataFile(name)
 				if !ours {
@@ -567,9 +579,9 @@ func (f *file) unaccounted(base string, list []Record) (lost []Record, err error
 	return lost, err
 }
 
-// list lists a directory, and nothing of one that is a link, or is not there.
-func (f *file) list(path string) ([]string, error) {
-	dir, err := openat(f.sys, unix.AT_FDCWD, path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC)
+// list lists a directory below a disk directory, and nothing of one that is a link, or is not there.
+func (f *file) list(base, below string) ([]string, error) {
+	dir, err := opendir(f.sys, base, below)
 	if err != nil {
 		return nil, err
 	}
@@ -609,7 +621,7 @@ func (f *file) holds(base string, r *Record) (total uint64, err error) {
 	if strings.Contains(r.Rank, "..") {
 		return 0, errRecord
 	}
-	dir, err := openat(f.sys, unix.AT_FDCWD, filepath.Join(base, r.Rank), unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC)
+	dir, err := opendir(f.sys, base, r.Rank)
 	if errors.Is(err, unix.ENOENT) {
 		return 0, nil
 	}
