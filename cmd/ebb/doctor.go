@@ -49,6 +49,7 @@ failure. docs/doctor.md explains each row.`,
 		Args:    noArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			sayUnknown(cmd)
 			o.Given = len(dirs) > 0 || os.Getenv("EBB_OFFLOAD_TRAIN_DISK_DIR") != ""
 			if len(dirs) == 0 {
 				var err error

@@ -30,6 +30,7 @@ const (
 	partDisk    = "disk"
 	partRate    = "rate"
 	partProcess = "process"
+	partBare    = "bare"
 )
 
 // ErrPart is that there is no such part.
@@ -71,6 +72,8 @@ func (x examination) part(args []string) (part, error) {
 		return x.disk(args[1], flag), nil
 	case partRate:
 		return x.rate(args[1]), nil
+	case partBare:
+		return x.bare(args[1]), nil
 	case partProcess:
 		pid, err := strconv.Atoi(args[1])
 		if err == nil && len(args) > 2 {
@@ -85,18 +88,29 @@ func (x examination) part(args []string) (part, error) {
 func (x examination) inChild(ctx context.Context, p part, limit time.Duration, environ []string, args ...string) []Finding {
 	cmd := x.o.Self(append([]string{Verb}, args...)...)
 	cmd.Env = environ
-	found, made, why := converse(ctx, cmd, limit)
-	if why == "" || made == len(p.checks) {
+	found, made, err := converse(ctx, cmd, limit)
+	if made >= len(p.checks) {
 		return found
 	}
-	found = append(found, Finding{Theme: p.theme, Check: p.checks[made].name, Status: Fail, Text: why,
-		Remedy: "look at what hangs there (dmesg, /proc/*/stack), or leave it out"})
+	var last Finding
+	switch {
+	case err == nil:
+		return found
+	case errors.Is(err, errNoAnswer):
+		last = p.noAnswer(limit)
+	default:
+		last = fail("look at dmesg; if it is a defect in ebb, please report it", "%s", errorText(err))
+	}
+	found = append(found, Finding{Theme: p.theme, Check: p.checks[made].name}.with(last))
 	return append(found, p.unanswered(made+1, "not looked at: the check above did not end")...)
 }
 
-// converse reads what a child finds. why is empty when it ended as it should; made is how many checks it
-// answered.
-func converse(ctx context.Context, cmd *exec.Cmd, limit time.Duration) (found []Finding, made int, why string) {
+// errNoAnswer is that a child hangs.
+var errNoAnswer = errors.New("no answer")
+
+// converse reads what a child finds. made is how many checks it answered; the error is why it answered no
+// more.
+func converse(ctx context.Context, cmd *exec.Cmd, limit time.Duration) (found []Finding, made int, why error) {
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	out, err := cmd.StdoutPipe()
@@ -104,7 +118,7 @@ func converse(ctx context.Context, cmd *exec.Cmd, limit time.Duration) (found []
 		err = cmd.Start()
 	}
 	if err != nil {
-		return nil, 0, "a process to look at it cannot be started: " + errorText(err)
+		return nil, 0, fmt.Errorf("start a process that looks: %w", err)
 	}
 	steps, ended := make(chan step), make(chan error, 1)
 	quit := make(chan struct{})
@@ -141,22 +155,21 @@ func converse(ctx context.Context, cmd *exec.Cmd, limit time.Duration) (found []
 			return found, made, death(err, said.String())
 		case <-patience.C:
 			_ = cmd.Process.Kill()
-			return found, made, fmt.Sprintf("no answer in %v: it hangs", limit)
+			return found, made, errNoAnswer
 		case <-ctx.Done():
 			_ = cmd.Process.Kill()
-			return found, made, "given up: " + errorText(context.Cause(ctx))
+			return found, made, fmt.Errorf("given up: %w", context.Cause(ctx))
 		}
 	}
 }
 
 // death says how a child ended before its time.
-func death(err error, said string) string {
+func death(err error, said string) error {
 	if err == nil {
-		return ""
+		return nil
 	}
-	why := "the process that looked ended: " + errorText(err)
 	if first, _, _ := strings.Cut(strings.TrimSpace(said), "\n"); first != "" {
-		why += ": " + oneLine(first)
+		return fmt.Errorf("the process that looked ended: %w: %s", err, first)
 	}
-	return why
+	return fmt.Errorf("the process that looked ended: %w", err)
 }

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebb-offload/ebb/internal/diskspeed"
-	"github.com/ebb-offload/ebb/internal/hostmem"
 	"github.com/ebb-offload/ebb/internal/launch"
 	"github.com/ebb-offload/ebb/internal/rankdir"
 )
@@ -32,7 +31,8 @@ type directory struct {
 
 func (x examination) disk(path string, given bool) part {
 	d := &directory{x: x, path: path, given: given, at: path}
-	return part{theme: "disk " + path, checks: []check{
+	hangs, remedy := x.diskHangs(path)
+	return part{theme: "disk " + path, hangs: hangs, remedy: remedy, checks: []check{
 		one("disk-dir", d.place),
 		one("disk-filesystem", d.fileSystem),
 		one("disk-device", d.device),
@@ -40,6 +40,14 @@ func (x examination) disk(path string, given bool) part {
 		one("direct-io", d.direct),
 		one("disk-stale", d.stale),
 	}}
+}
+
+// diskHangs says what hangs when a directory gives no answer, by the table of mounts, which asks no disk.
+func (x examination) diskHangs(dir string) (hangs, remedy string) {
+	text, _ := x.system.read("/proc/self/mountinfo")
+	m := mountOver(text, dir)
+	return fmt.Sprintf("the file system at %s (%s, from %s) hangs", m.point, m.fsType, m.source),
+		"have its device or server answer again (dmesg; fsfreeze -u; the FUSE or NFS server), or name another directory with --disk-dir"
 }
 
 // measurable reports whether a disk whose rows these are can be measured.
@@ -158,7 +166,7 @@ func (d *directory) fileSystem(context.Context) Finding {
 }
 
 // judgeMount says whether paused memory is well kept on a file system.
-func judgeMount(on launch.FileSystem, m mountInfo) Finding {
+func judgeMount(on launch.FileSystem, m mount) Finding {
 	const other = "name a directory on a local disk with --disk-dir"
 	where := fmt.Sprintf("%s at %s (%s)", on.Type, on.Mount, m.source)
 	switch {
@@ -182,44 +190,18 @@ func judgeMount(on launch.FileSystem, m mountInfo) Finding {
 	return ok("%s, a local file system", where)
 }
 
-// mountInfo is a line of mountinfo.
-type mountInfo struct {
-	source  string
-	options []string
-}
-
-func (m mountInfo) has(option string) bool { return slices.Contains(m.options, option) }
-
 // Options of mounts that may stand in a bug report. Some file systems have users and keys among theirs.
 var knownOptions = []string{"rw", "ro", "sync", "noatime", "relatime", "discard", "nodiscard", "barrier", "nobarrier", "data", "dax", "nodatacow",
 	"datacow", "compress", "compress-force", "ssd", "stripe", "sunit", "swidth", "logbufs", "logbsize", "prjquota", "usrquota", "grpquota", "errors",
 	"delalloc", "nodelalloc", "inode64", "largeio", "size", "nr_inodes", "mode", "nosuid", "nodev", "noexec", "vers", "rsize", "wsize", "hard", "soft"}
 
-func (m mountInfo) known() (list []string) {
+func (m mount) known() (list []string) {
 	for _, o := range m.options {
 		if name, _, _ := strings.Cut(o, "="); slices.Contains(knownOptions, name) && !slices.Contains(list, o) {
 			list = append(list, o)
 		}
 	}
 	return list
-}
-
-// mountAt is what is mounted at a place: the last one counts.
-func mountAt(s system, point string) (found mountInfo) {
-	found.source = "unknown"
-	text, err := s.read("/proc/self/mountinfo")
-	if err != nil {
-		return found
-	}
-	for line := range strings.Lines(text) {
-		before, after, split := strings.Cut(line, " - ")
-		f, g := strings.Fields(before), strings.Fields(after)
-		if !split || len(f) < 6 || len(g) < 3 || hostmem.Unescape(f[4]) != point {
-			continue
-		}
-		found = mountInfo{source: hostmem.Unescape(g[1]), options: slices.Concat(strings.Split(f[5], ","), strings.Split(g[2], ","))}
-	}
-	return found
 }
 
 // leastRoom is with how little no run can begin.
@@ -298,10 +280,23 @@ func (d *directory) stale(context.Context) Finding {
 	if err != nil {
 		return skip("what is here cannot be looked at: %s", errorText(err))
 	}
-	return judgeStale(d.path, reports)
+	return judgeStale("ebb gc --disk-dir "+d.path, reports)
 }
 
-func judgeStale(dir string, reports []rankdir.Report) Finding {
+// bare looks where processes without a directory of their own leave backup files.
+func (x examination) bare(dir string) part {
+	hangs, remedy := x.diskHangs(dir)
+	return part{theme: "disk " + dir + " (backup files without a launcher)", hangs: hangs, remedy: remedy, checks: []check{
+		one("stale-files", func(context.Context) Finding {
+			reports, err := launch.NewDisks(x.getenv).GCBare(dir, rankdir.SweepOptions{Dry: true})
+			if err != nil {
+				return skip("what is here cannot be looked at: %s", errorText(err))
+			}
+			return judgeStale("ebb gc", reports)
+		})}}
+}
+
+func judgeStale(remedy string, reports []rankdir.Report) Finding {
 	var files, live, dead int
 	var bytes uint64
 	var kept []rankdir.Report
@@ -315,15 +310,16 @@ func judgeStale(dir string, reports []rankdir.Report) Finding {
 			dead, files, bytes = dead+1, files+len(r.Files), bytes+r.Bytes
 		}
 	}
-	here := fmt.Sprintf("; %s live here", launch.Count(live, "rank"))
-	if live == 1 {
+	here := ""
+	switch {
+	case live == 1:
 		here = "; 1 rank lives here"
-	} else if live == 0 {
-		here = ""
+	case live > 1:
+		here = fmt.Sprintf("; %d ranks live here", live)
 	}
 	switch {
 	case dead > 0:
-		return warn("ebb gc --disk-dir "+dir, "dead runs left %s with %s, %s%s",
+		return warn(remedy, "dead runs left %s with %s, %s%s",
 			launch.Count(dead, "rank directory"), launch.Count(files, "file"), size(bytes), here).value("stale_bytes", float64(bytes))
 	case len(kept) > 0:
 		return warn("look at it, and remove it by hand if it is not wanted; ebb removes only what it can prove to be its own",

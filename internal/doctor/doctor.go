@@ -8,7 +8,7 @@
 //	part.go         checks that belong together, and how they are run beside one another
 //	child.go        parts that may hang are looked at by a child process
 //	system.go       the kernel's files, below a root that tests replace
-//	disk.go         a disk directory; block.go its device, rate.go how fast it is
+//	disk.go         a disk directory; mounts.go what it lies on, block.go its device, rate.go how fast it is
 //	limits.go, memory.go, numa.go, namespaces.go   what the kernel allows and has
 //	driver.go       the GPU driver and its devices
 //	install.go      ebb's files and the C library; python.go what Python has
@@ -141,6 +141,11 @@ func (x examination) stages() []stage {
 			run: func(ctx context.Context) []Finding {
 				return x.inChild(ctx, x.rate(dir), rateLimit, x.o.Environ, partRate, dir)
 			}})
+	}
+	if dir := launch.BareDir(x.getenv); !slices.Contains(x.o.DiskDirs, dir) {
+		stages = append(stages, stage{run: func(ctx context.Context) []Finding {
+			return x.inChild(ctx, x.bare(dir), childLimit, x.o.Environ, partBare, dir)
+		}})
 	}
 	stages = append(stages, here(x.host()))
 	if x.o.PID != 0 {

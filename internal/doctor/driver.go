@@ -27,7 +27,7 @@ type gpuDriver struct {
 
 func (x examination) driver(kind string, quick bool) part {
 	d := &gpuDriver{x: x, kind: kind, quick: quick}
-	return part{theme: "device", checks: []check{
+	return part{theme: "device", hangs: "the driver hangs", remedy: "look at nvidia-smi and dmesg: a device that fell off the bus or waits for a reset", checks: []check{
 		one("driver", d.load),
 		{"device", d.each},
 		one("fingerprint-kernel", d.kernel),

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -117,28 +118,14 @@ func (x examination) disksOf() (drives []drive) {
 		return nil
 	}
 	for _, dir := range x.o.DiskDirs {
-		number, source := mountOver(text, dir)
-		drives = append(drives, drivesOf(x.system, number, source)...)
+		m := mountOver(text, dir)
+		for _, d := range drivesOf(x.system, m.number, m.source) {
+			if !slices.Contains(drives, d) {
+				drives = append(drives, d)
+			}
+		}
 	}
 	return drives
-}
-
-// mountOver is the device and the source of the mount that a path lies on by its name alone.
-func mountOver(mountinfo, path string) (number, source string) {
-	longest := -1
-	for line := range strings.Lines(mountinfo) {
-		before, after, split := strings.Cut(line, " - ")
-		f, g := strings.Fields(before), strings.Fields(after)
-		if !split || len(f) < 6 || len(g) < 2 {
-			continue
-		}
-		point := f[4]
-		inside := point == "/" || path == point || strings.HasPrefix(path, point+"/")
-		if inside && len(point) >= longest {
-			longest, number, source = len(point), f[2], g[1]
-		}
-	}
-	return number, source
 }
 
 func percent(part, whole uint64) string {

@@ -95,7 +95,7 @@ func (x examination) staleSockets(context.Context) Finding {
 	case err != nil:
 		return skip("%s", errorText(err))
 	case len(dead) > 0:
-		return warn("ebb gc", "%s of dead ranks are left, such as %s; they are in nobody's way", launch.Count(len(dead), "control socket"), dead[0])
+		return warn("ebb gc", "dead ranks left %s, such as %s, in nobody's way", launch.Count(len(dead), "control socket"), dead[0])
 	}
 	return ok("no control sockets of dead ranks")
 }

@@ -21,6 +21,9 @@ func one(name string, look func(context.Context) Finding) check {
 type part struct {
 	theme  string
 	checks []check
+
+	hangs  string // what it is, if a check has no answer
+	remedy string // and what to do then
 }
 
 // How long a check may take before it counts as hanging: files of the kernel's own and programs, what a child
@@ -57,12 +60,20 @@ func (p part) make(ctx context.Context, c check, limit time.Duration) []Finding 
 	select {
 	case found = <-answer:
 	case <-time.After(limit + time.Second): // what heeds ctx has answered by then
-		found = []Finding{fail("look at what hangs there, or leave it out", "no answer in %v", limit)}
+		found = []Finding{p.noAnswer(limit)}
 	}
 	for i := range found {
 		found[i].Theme, found[i].Check = p.theme, c.name
 	}
 	return found
+}
+
+func (p part) noAnswer(limit time.Duration) Finding {
+	hangs, remedy := p.hangs, p.remedy
+	if hangs == "" {
+		hangs, remedy = "it hangs", "find out what hangs: dmesg, ps (state D)"
+	}
+	return fail(remedy, "no answer in %v: %s", limit, hangs)
 }
 
 // unanswered are the rows of checks that were not made since the one before them hangs or died.

@@ -30,7 +30,7 @@ type program struct {
 
 func (x examination) process(pid int) part {
 	p := &program{x: x, pid: pid, dir: fmt.Sprintf("/proc/%d", pid)}
-	return part{theme: fmt.Sprintf("process %d", pid), checks: []check{
+	return part{theme: fmt.Sprintf("process %d", pid), hangs: "the kernel does not tell of the process", remedy: fmt.Sprintf("look at dmesg and /proc/%d/stack", pid), checks: []check{
 		one("process", p.look),
 		one("process-library", p.library),
 		one("process-savers", p.savers),

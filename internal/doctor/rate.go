@@ -17,7 +17,8 @@ import (
 const slow = 500e6
 
 func (x examination) rate(dir string) part {
-	return part{theme: "disk " + dir, checks: []check{one("disk-rate", func(ctx context.Context) Finding {
+	hangs, remedy := x.diskHangs(dir)
+	return part{theme: "disk " + dir, hangs: hangs, remedy: remedy, checks: []check{one("disk-rate", func(ctx context.Context) Finding {
 		at := dir
 		if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 			at = filepath.Dir(dir)
