@@ -427,8 +427,8 @@ func (o planOptions) host() (bytes uint64, known bool, why string) {
 // Measuring is short: rounds make the range.
 const (
 	planRounds = 3
-	planMost   = 2 << 30   // bytes of a round, and no more than the ranks would park
-	planLeast  = 256 << 20 // but so many
+	planMost   = 2 << 30                 // bytes of a round, and no more than the ranks would park
+	planLeast  = 256 << 20               // but so many
 	planTime   = 1500 * time.Millisecond // of each of the three parts
 )
 

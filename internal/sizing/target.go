@@ -53,6 +53,9 @@ func (n Node) disk(load Load, moved Moved) Target {
 	return t
 }
 
+// worthIt: with less than this part of the bytes in host memory, auto is not worth it.
+const worthIt = 20
+
 // auto takes the host memory that there is, the same for each rank, and the disk for the rest.
 func (n Node) auto(load Load, moved Moved) Target {
 	t := Target{Name: "auto", Fits: true}
@@ -75,6 +78,8 @@ func (n Node) auto(load Load, moved Moved) Target {
 		t.Fits, t.Why = false, "how much host memory there is, is not known"
 	case budget == 0:
 		t.Fits, t.Why = false, fmt.Sprintf("no host memory is left beside the staging buffers: %s for %s", Both(n.Host), Both(staging))
+	case load.Sum(inHost) < load.Sum(Kinds.Total)/worthIt:
+		t.Fits, t.Why = false, fmt.Sprintf("host memory is left for %s of %s only: the disk target does as well", Both(load.Sum(inHost)), Both(load.Sum(Kinds.Total)))
 	default:
 		n.diskFits(&t)
 	}
