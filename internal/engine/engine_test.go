@@ -901,7 +901,7 @@ func TestStatusTellsWhereTheBytesAre(t *testing.T) {
 	if got := r.Status(nil); !bytes.Contains(got, []byte(want)) {
 		t.Fatalf("%s\nlacks %s", got, want)
 	}
-	want = `"tags":[{"tag":"a","allocations":2,"active":0,"host":2000,"disk":1000,"discarded":0},{"tag":"b","allocations":1,"active":0,"host":0,"disk":0,"discarded":3000}]`
+	want = `"tags":[{"tag":"a","allocations":2,"active":0,"host":2000,"disk":1000,"discarded":0,"in_host":2000,"in_files":1000,"skipped":0},{"tag":"b","allocations":1,"active":0,"host":0,"disk":0,"discarded":3000,"in_host":0,"in_files":0,"skipped":0}]`
 	if got := r.Status(nil); !bytes.Contains(got, []byte(want)) {
 		t.Fatalf("%s\nlacks %s", got, want)
 	}

@@ -45,7 +45,8 @@ type ObjectStatus struct {
 	UnmappedBytes uint64 `json:"unmapped_bytes"`
 }
 
-// TagStatus sums up one tag: bytes on the device, and paused bytes by where they are.
+// TagStatus sums up one tag: bytes on the device, paused bytes by their backup, and those that have one by where
+// they are.
 type TagStatus struct {
 	Tag         string `json:"tag"`
 	Allocations int    `json:"allocations"`
@@ -53,6 +54,9 @@ type TagStatus struct {
 	Host        uint64 `json:"host"`
 	Disk        uint64 `json:"disk"`
 	Discarded   uint64 `json:"discarded"`
+	InHost      uint64 `json:"in_host"`
+	InFiles     uint64 `json:"in_files"`
+	Skipped     uint64 `json:"skipped"` // in neither: all zero, or not needed
 }
 
 // DiskStatus is what the process has in backup files.
@@ -135,10 +139,13 @@ func (e *Engine) Status(classes []Class) []byte {
 	s.Job, s.Role, s.Cell, s.Rank = who.Job, who.Role, who.Cell, who.Rank
 	s.DriverVersion, _ = e.drv.Version()
 	s.Device, _ = e.drv.DeviceName(e.anyDevice())
+	where := e.placedByTag()
 	for _, t := range e.table.Summary() {
+		at := where[t.Tag]
 		ts := TagStatus{
 			Tag: t.Tag, Allocations: t.Allocations, Active: t.Active,
 			Host: t.Paused[alloc.BackupCPU], Disk: t.Paused[alloc.BackupDisk], Discarded: t.Paused[alloc.BackupNone],
+			InHost: at.host, InFiles: at.files, Skipped: at.skipped,
 		}
 		s.Allocations += t.Allocations
 		s.BytesActive += ts.Active
