@@ -41,6 +41,7 @@ type result struct {
 	Cycles          []summary
 	LossesIdentical bool
 	FilesLeft       int
+	ReportPage      string   // path of the page that ebb report made
 	Output          []string // last lines of the processes, when something failed
 }
 
@@ -53,7 +54,9 @@ type demo struct {
 	output *tail
 }
 
-func (d *demo) diskDir() string { return filepath.Join(d.dir, "disk") }
+func (d *demo) diskDir() string      { return filepath.Join(d.dir, "disk") }
+func (d *demo) logDir() string       { return filepath.Join(d.dir, "logs") }
+func (d *demo) rolloutsPath() string { return filepath.Join(d.dir, "rollouts") }
 
 // deviceMiB is the capacity of the software device: a little more than what the ranks take.
 // Allocations are rounded up to 2 MiB each, and a rank has about twenty.
@@ -85,8 +88,10 @@ func run(ctx context.Context, c config, progress *bar) (res result, err error) {
 		}
 		err = errors.Join(err, d.cleanUp())
 	}()
-	if err := os.Mkdir(d.diskDir(), 0o700); err != nil {
-		return res, err
+	for _, dir := range []string{d.diskDir(), d.logDir()} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			return res, err
+		}
 	}
 	if err := os.WriteFile(filepath.Join(dir, "corpus.txt"), corpus, 0o600); err != nil {
 		return res, err
@@ -113,12 +118,8 @@ func run(ctx context.Context, c config, progress *bar) (res result, err error) {
 }
 
 func (d *demo) plainRun(ctx context.Context, res *result) (*record, error) {
-	processes, err := d.plainJob()
-	if err != nil {
-		return nil, err
-	}
 	start := time.Now()
-	r, err := d.run(ctx, processes)
+	r, err := d.runPlain(ctx)
 	res.PlainSeconds = time.Since(start).Seconds()
 	if err != nil {
 		return r, err
@@ -134,7 +135,7 @@ func (d *demo) plainRun(ctx context.Context, res *result) (*record, error) {
 
 func (d *demo) parkedRun(ctx context.Context, res *result) (*record, error) {
 	start := time.Now()
-	r, err := d.run(ctx, d.parkedJob())
+	r, conductor, err := d.runParked(ctx)
 	res.ParkedSeconds = time.Since(start).Seconds()
 	// ebb's own folder for leases stays in a disk directory; it is empty when nobody runs.
 	left, walkErr := countEntries(d.diskDir(), ".ebb")
@@ -148,7 +149,10 @@ func (d *demo) parkedRun(ctx context.Context, res *result) (*record, error) {
 	if err := r.complete(d.phases()*d.Steps, d.phases()+1, true); err != nil {
 		return r, err
 	}
-	res.Cycles, err = summariseAll(r, d.config.Cycles)
+	if res.Cycles, err = summariseAll(r, d.config.Cycles); err != nil {
+		return r, err
+	}
+	res.ReportPage, err = conductor.writeReport(ctx)
 	return r, err
 }
 

@@ -111,13 +111,23 @@ func TestDemoTrainsTheSameWithAndWithoutParking(t *testing.T) {
 	if res.LastLoss >= res.FirstLoss {
 		t.Errorf("nothing was learnt: loss %g, then %g", res.FirstLoss, res.LastLoss)
 	}
+	page, err := os.ReadFile(res.ReportPage)
+	if err != nil || !bytes.Contains(page, []byte("<html")) || res.ReportPage != filepath.Join(c.Base, "demo-report.html") {
+		t.Errorf("the report %s has %d bytes: %v", res.ReportPage, len(page), err)
+	}
+	if err := os.Remove(res.ReportPage); err != nil {
+		t.Error(err)
+	}
 	wantEmpty(t, c.Base)
 }
+
+// whenAskedTo is the begin of a script that is the program itself but for one word.
+func whenAskedTo(word string) string { return `[ "$3" = ` + word + ` ] || exec "$REAL" "$@"` }
 
 // One byte that comes back wrong must not go unnoticed, wherever it is found.
 func TestCorruptedBackupFailsTheDemo(t *testing.T) {
 	c := small(t)
-	c = c.replace(t, "demo-rollout", `
+	c = c.replace(t, "demo-rollout", whenAskedTo("generate")+`
 for f in $(find `+c.Base+` -name '*.bak' -size +1000k); do
 	printf '\377' | dd of="$f" bs=1 seek=500001 conv=notrunc 2>/dev/null
 	corrupted=yes
@@ -134,7 +144,12 @@ func TestRolloutThatDoesNotGetItsMemoryFailsTheDemo(t *testing.T) {
 
 func TestRolloutThatFailsFailsTheDemo(t *testing.T) {
 	c := small(t).replace(t, "demo-rollout", `echo "no rollout today" >&2; exit 9`)
-	wantFailure(t, c, `ebb run: exit status 1: demo-train: the rollout of cycle 1 failed with status 9`)
+	wantFailure(t, c, `demo-rollout: exit status 9`)
+}
+
+func TestAHandOverThatFailsFailsTheDemo(t *testing.T) {
+	c := small(t).replace(t, "demo-rollout", whenAskedTo("sleep")+"\necho not tired >&2; exit 5")
+	wantFailure(t, c, `ebb swap: exit status 1: ebb: swap to train: engine .*: sleep: exit status 5: not tired`)
 }
 
 // Without the library the ranks train straight through, and nothing was shown.
@@ -144,12 +159,19 @@ while [ "$1" != -- ]; do shift; done
 shift
 LD_LIBRARY_PATH=`+filepath.Join(small(t).Dist, "lib/softgpu")+` exec "$@"`)
 	c.Ranks = 1
-	wantFailure(t, c, `rank 0 did not find tms_pause`)
+	wantFailure(t, c, `rank 0 did not find ebb_idle_begin`)
 }
 
 func TestRankKilledWhilePausedFailsTheDemo(t *testing.T) {
-	c := small(t).replace(t, "demo-rollout", `kill -KILL $PPID; exec "$REAL" "$@"`)
-	wantFailure(t, c, `ebb run`)
+	c := small(t)
+	c = c.replace(t, "demo-rollout", whenAskedTo("generate")+`
+for f in `+c.Base+`/demo-*/disk/.ebb/*rank1.*.control; do
+	rank=${f%.control}
+	rank=${rank##*.}
+	kill -KILL "${rank%-*}"
+done
+exec "$REAL" "$@"`)
+	wantFailure(t, c, `rank 1 was ended by SIGKILL`)
 }
 
 // The rollout is under way, the ranks are paused: everything ends, nothing stays.
@@ -162,7 +184,7 @@ func TestInterruptedDemoLeavesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c = c.replace(t, "demo-rollout", `echo $$ > `+started+`; exec "$REAL" "$@" 0<>`+never)
+	c = c.replace(t, "demo-rollout", whenAskedTo("generate")+"\necho $$ > "+started+"; exec cat 0<>"+never)
 
 	ctx, interrupt := context.WithCancel(context.Background())
 	defer interrupt()
@@ -319,8 +341,8 @@ func TestIncompleteRunIsNamed(t *testing.T) {
 		want    string
 	}{
 		{"a rank that never started", func(r *record) { delete(r.parking, 1) }, true, "rank 1 never started"},
-		{"a rank without the library", func(r *record) { r.parking[1] = false }, true, "rank 1 did not find tms_pause"},
-		{"a library where none should be", nil, false, "rank 0 found tms_pause"},
+		{"a rank without the library", func(r *record) { r.parking[1] = false }, true, "rank 1 did not find ebb_idle_begin"},
+		{"a library where none should be", nil, false, "rank 0 found ebb_idle_begin"},
 		{"a rank that did not end", func(r *record) { delete(r.ended, 0) }, true, "rank 0 did not report its end"},
 		{"a missing loss", func(r *record) { delete(r.losses, point{1, 1}) }, true, "rank 1 reported no loss for step 1"},
 		{"an extra loss", func(r *record) { r.losses[point{1, 9}] = "1" }, true, "7 losses instead of 6"},

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// event is one JSON line from a rank or a rollout. Which fields count depends on Event.
+// event is one JSON line from a rank, the rollout engine or the conductor. Which fields count depends on Event.
 type event struct {
-	Event   string  `json:"event"` // start, loss, digest, memory, pause, rollout, resume, end
+	Event   string  `json:"event"` // start, loss, digest, memory, idle, pause, rollout, resume, end; engine: it listens
 	Rank    int     `json:"rank"`
 	Step    int     `json:"step"`
 	Loss    string  `json:"loss"`   // every bit of it: C's %a
@@ -88,6 +88,18 @@ func readEvents(lines *bufio.Scanner, handle func(event)) error {
 		handle(e)
 	}
 	return errors.Join(first, lines.Err())
+}
+
+// write is for events of the driver's own.
+func (p *eventPipe) write(e event) error {
+	line, err := json.Marshal(e)
+	if err == nil {
+		_, err = p.file.Write(append(line, '\n'))
+	}
+	if err != nil {
+		return fmt.Errorf("write event %s: %w", e.Event, err)
+	}
+	return nil
 }
 
 // Close is called when no process of the job lives. It returns when everything that they wrote

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // How long ranks have to end by themselves once they are asked to, and how long ebb run has,
@@ -31,27 +33,58 @@ type process struct {
 	env  []string
 }
 
-// runJob runs processes side by side until all have ended. When one fails, or ctx ends, the
-// others are asked to stop (SIGTERM) and killed after stopGrace. The error is that of the first
-// one to fail, or the cause of ctx.
-func runJob(ctx context.Context, processes []process, output *tail) error {
+// task is a part of a job: a process, or what the driver itself does.
+type task func(context.Context) error
+
+// runJob runs tasks side by side until all have ended, and helpers for as long as that takes. When one fails,
+// a helper ends by itself, or ctx ends, all others are asked to stop (SIGTERM) and killed after stopGrace. The error is
+// that of the first one to fail, or the cause of ctx.
+func runJob(ctx context.Context, tasks, helpers []task) error {
 	job, stop := context.WithCancel(ctx)
 	defer stop()
-	failed := make(chan error, len(processes))
-	for _, p := range processes {
-		go func() { failed <- p.run(job, output) }()
+	ended, helped := make(chan error, len(tasks)), make(chan error, len(helpers))
+	for _, t := range tasks {
+		go func() { ended <- t(job) }()
+	}
+	for _, t := range helpers {
+		go func() { helped <- t(job) }()
 	}
 	var first error
-	for range processes {
-		if err := <-failed; err != nil && first == nil {
+	fail := func(err error) {
+		if err != nil && first == nil {
 			first = err
 			stop()
 		}
+	}
+	helping := len(helpers)
+	for running := len(tasks); running > 0; {
+		select {
+		case err := <-ended:
+			running--
+			fail(err)
+		case err := <-helped:
+			helping--
+			if err == nil {
+				err = errEndedEarly
+			}
+			fail(err)
+		}
+	}
+	stop()
+	for range helping {
+		<-helped // they were asked to stop
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return first
+}
+
+var errEndedEarly = errors.New("the rollout engine ended before the job")
+
+// in makes a task of the process.
+func (p process) in(output *tail) task {
+	return func(ctx context.Context) error { return p.run(ctx, output) }
 }
 
 func (p process) run(ctx context.Context, output *tail) error {
@@ -133,16 +166,22 @@ func (d *demo) trainCommand() []string {
 		filepath.Join(d.Dist, "bin/demo-train"),
 		"--corpus", filepath.Join(d.dir, "corpus.txt"),
 		"--kernels", filepath.Join(d.Dist, "lib/softgpu/demo_kernels.so"),
-		"--rollout", filepath.Join(d.Dist, "bin/demo-rollout"),
+		"--weights", filepath.Join(d.dir, "weights"),
+		"--rollouts", d.rolloutsPath(),
 		"--cycles", strconv.Itoa(d.Cycles),
 		"--steps", strconv.Itoa(d.Steps),
 		"--megabytes", strconv.Itoa(d.Megabytes),
 	}
 }
 
-// device is the environment that names the software device and its capacity.
+// device is the environment that names the software device and its capacity, and where its libraries are.
 func (d *demo) device() []string {
+	libraries := filepath.Join(d.Dist, "lib/softgpu")
+	if old := os.Getenv("LD_LIBRARY_PATH"); old != "" {
+		libraries += ":" + old
+	}
 	return []string{
+		"LD_LIBRARY_PATH=" + libraries,
 		"SOFTGPU_NODE=" + d.node,
 		"SOFTGPU_DEVICES=1",
 		"SOFTGPU_MEM_MB=" + strconv.Itoa(d.deviceMiB()),
@@ -156,17 +195,13 @@ func (d *demo) plainJob() ([]process, error) {
 	if err != nil {
 		return nil, err
 	}
-	libraries := filepath.Join(d.Dist, "lib/softgpu")
-	if old := os.Getenv("LD_LIBRARY_PATH"); old != "" {
-		libraries += ":" + old
-	}
 	var ranks []process
 	for rank := range d.Ranks {
 		n, world := strconv.Itoa(rank), strconv.Itoa(d.Ranks)
 		ranks = append(ranks, process{
 			name: "rank " + n,
 			args: d.trainCommand(),
-			env: append(d.device(), "LD_LIBRARY_PATH="+libraries,
+			env: append(d.device(),
 				"RANK="+n, "LOCAL_RANK="+n, "WORLD_SIZE="+world, "LOCAL_WORLD_SIZE="+world,
 				"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port)),
 		})
@@ -175,16 +210,25 @@ func (d *demo) plainJob() ([]process, error) {
 }
 
 // parkedJob is the same job under ebb.
-func (d *demo) parkedJob() []process {
-	return []process{{
+func (d *demo) parkedJob() process {
+	return process{
 		name: "ebb run",
 		args: append([]string{
-			filepath.Join(d.Dist, "bin/ebb"), "run", "--device", "soft", "--nproc-per-node", strconv.Itoa(d.Ranks),
+			filepath.Join(d.Dist, "bin/ebb"), "run", "--device", "soft", "--nproc-per-node", strconv.Itoa(d.Ranks), "--job", d.node,
 			"--offload-train", "--offload-train-target", "disk", "--offload-train-disk-dir", d.diskDir(),
-			"--offload-train-disk-chunk-mb", strconv.Itoa(chunkMB), "--grace", rankGrace.String(), "--",
+			"--offload-train-disk-chunk-mb", strconv.Itoa(chunkMB), "--event-log", d.logDir(), "--grace", rankGrace.String(), "--",
 		}, d.trainCommand()...),
 		env: d.device(),
-	}}
+	}
+}
+
+// engine is the rollout engine.
+func (d *demo) engine() process {
+	return process{
+		name: "demo-rollout",
+		args: []string{filepath.Join(d.Dist, "bin/demo-rollout"), "serve", d.dir, filepath.Join(d.Dist, "lib/softgpu/demo_kernels.so")},
+		env:  d.device(),
+	}
 }
 
 // freePort is a port of the loopback interface that nobody listens on now.
@@ -197,18 +241,59 @@ func freePort() (int, error) {
 	return port, l.Close()
 }
 
-// run runs one job to its end and returns what it reported, also when it failed.
-func (d *demo) run(ctx context.Context, processes []process) (*record, error) {
+// runPlain runs the job without ebb to its end and returns what it reported, also when it failed.
+func (d *demo) runPlain(ctx context.Context) (*record, error) {
+	ranks, err := d.plainJob()
+	if err != nil {
+		return newRecord(d.Ranks), err
+	}
+	d.output = &tail{}
+	var tasks []task
+	for _, p := range ranks {
+		tasks = append(tasks, p.in(d.output))
+	}
+	return d.record(ctx, func(*eventPipe) ([]task, []task) { return tasks, nil }, nil)
+}
+
+// runParked is the same for the job under ebb, with the engine and a conductor.
+func (d *demo) runParked(ctx context.Context) (*record, *conductor, error) {
+	d.output = &tail{}
+	if err := unix.Mkfifo(d.rolloutsPath(), 0o600); err != nil {
+		return newRecord(d.Ranks), nil, fmt.Errorf("make FIFO %s: %w", d.rolloutsPath(), err)
+	}
+	// Open for reading too: it can be written to whether or not a rank reads.
+	tell, err := os.OpenFile(d.rolloutsPath(), os.O_RDWR, 0)
+	if err != nil {
+		return newRecord(d.Ranks), nil, fmt.Errorf("open the FIFO of rollouts: %w", err)
+	}
+	defer func() { _ = tell.Close() }()
+	c := &conductor{demo: d, came: make(chan event, d.Ranks+1), ended: make(chan struct{}), tell: tell}
+	r, err := d.record(ctx, func(events *eventPipe) ([]task, []task) {
+		c.events = events
+		return []task{c.ranks, c.conduct}, []task{d.engine().in(d.output)}
+	}, c.came)
+	return r, c, err
+}
+
+// record runs a job and keeps what it reports. Some of the events also go to a channel, if there is one.
+func (d *demo) record(ctx context.Context, job func(*eventPipe) (tasks, helpers []task), came chan<- event) (*record, error) {
 	r := newRecord(d.Ranks)
 	events, err := openEvents(filepath.Join(d.dir, "events"), func(e event) {
+		if concerns(e) {
+			select {
+			case came <- e:
+			default: // nobody waits for so many
+			}
+			return
+		}
 		r.add(e)
 		d.bar.event(e)
 	})
 	if err != nil {
 		return r, err
 	}
-	d.output = &tail{}
-	err = runJob(ctx, processes, d.output)
+	tasks, helpers := job(events)
+	err = runJob(ctx, tasks, helpers)
 	if cause := d.output.Cause(); err != nil && ctx.Err() == nil && cause != "" {
 		err = fmt.Errorf("%w: %s", err, cause)
 	}

@@ -1,7 +1,6 @@
 // Command ebb-demo shows ebb at work without a GPU: a small language model is trained on the
-// software device, once straight through and once under `ebb run` with its memory parked on disk
-// between the phases of training, while a rollout has the device. Both runs must agree to the
-// last bit. README.md of this folder explains the parts.
+// software device, once straight through and once under `ebb run`, where `ebb swap` hands the device
+// over to a rollout engine between the phases of training. Both runs must agree to the last bit. README.md of this folder explains the parts.
 package main
 
 import (

@@ -106,9 +106,9 @@ func (r *record) complete(steps, digests int, parking bool) error {
 		case !started:
 			return fmt.Errorf("rank %d never started", rank)
 		case found != parking && parking:
-			return fmt.Errorf("rank %d did not find tms_pause and tms_resume: no library was preloaded", rank)
+			return fmt.Errorf("rank %d did not find ebb_idle_begin: no library was preloaded", rank)
 		case found != parking:
-			return fmt.Errorf("rank %d found tms_pause in the run that is to do without: is LD_PRELOAD set?", rank)
+			return fmt.Errorf("rank %d found ebb_idle_begin in the run that is to do without: is LD_PRELOAD set?", rank)
 		case !r.ended[rank]:
 			return fmt.Errorf("rank %d did not report its end", rank)
 		}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
+	"path/filepath"
 	"strings"
 )
 
@@ -35,6 +37,22 @@ func printReport(w io.Writer, res result, colour bool) {
 		fmt.Fprintln(w, cut(fmt.Sprintf("rollout %d: %s", c.Cycle, c.Sample), maxWidth))
 	}
 	fmt.Fprintln(w)
+	if res.ReportPage != "" {
+		fmt.Fprintln(w, "report of the run under ebb:", nearby(res.ReportPage))
+	}
+}
+
+// nearby is a path as it is written from the current directory, where that is inside.
+func nearby(path string) string {
+	here, err := os.Getwd()
+	if err != nil {
+		return path
+	}
+	relative, err := filepath.Rel(here, path)
+	if err != nil || strings.HasPrefix(relative, "..") {
+		return path
+	}
+	return relative
 }
 
 // megabytes is a number of bytes in MB (10^6), whole.
@@ -101,12 +119,13 @@ func printJSON(w io.Writer, res result, err error) error {
 		Identical     bool      `json:"loss_identical"`
 		StagingBytes  uint64    `json:"staging_bytes"`
 		FilesLeft     int       `json:"files_left"`
+		ReportPage    string    `json:"report_page,omitempty"`
 		Output        []string  `json:"output,omitempty"`
 	}{
 		OK: err == nil, Ranks: res.Ranks, Steps: res.phases() * res.Steps, DeviceBytes: int64(res.DeviceMiB) << 20,
 		RankBytes: res.Allocated, PlainSeconds: res.PlainSeconds, ParkedSeconds: res.ParkedSeconds,
 		FirstLoss: res.FirstLoss, LastLoss: res.LastLoss, Cycles: res.Cycles, ParkedBytes: res.parkedBytes(),
-		Identical: res.LossesIdentical, StagingBytes: res.stagingBytes(), FilesLeft: res.FilesLeft, Output: res.Output,
+		Identical: res.LossesIdentical, StagingBytes: res.stagingBytes(), FilesLeft: res.FilesLeft, ReportPage: res.ReportPage, Output: res.Output,
 	}
 	if err != nil {
 		out.Reason = oneLine(err)

@@ -4,11 +4,11 @@
  * It trains the character model of model.h on a text with Adam; forward, backward and optimizer
  * step are kernels on device memory, and the ranks average their gradients over TCP.
  *
- * It knows ebb only as frameworks know torch_memory_saver: when the process has tms_pause and
- * tms_resume (because a library with them was preloaded), it gives its device memory away
- * between the phases of training, rank 0 runs a rollout with the current weights meanwhile, and
- * training goes on afterwards. Without them it trains straight through: the same phases, the
- * same steps.
+ * It knows ebb by two functions. Between the phases of training it leaves its memory alone while it
+ * waits for what the rollout generates, and says so: ebb_idle_begin and ebb_idle_end, which are there
+ * when a library with them was preloaded. What happens meanwhile is others' business: `ebb swap` parks
+ * the memory, a rollout engine has the device, and the memory is back when ebb_idle_end returns.
+ * Without the library it trains straight through: the same phases, the same steps.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,26 +16,24 @@
 #include <getopt.h>
 #include <math.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "common.h"
 #include "model.h"
 #include "net.h"
 
-extern char **environ;
-
 enum { BATCH = 256 }; /* characters per rank and step */
 
 static const float LEARNING_RATE = 4e-3f, WEIGHT_DECAY = 0.01f;
 
 struct options {
-	const char *corpus, *kernels, *rollout;
+	const char *corpus, *kernels;
+	const char *weights; /* where rank 0 leaves the weights for the rollout */
+	const char *rollouts; /* FIFO from which rank 0 reads a line for each rollout */
 	int cycles, steps; /* cycles + 1 phases of so many steps */
 	uint64_t megabytes; /* training state of one rank, in MB, about */
 };
@@ -82,9 +80,8 @@ struct trainer {
 	uint64_t *host_digest;
 
 	/* The preloaded library, or null. */
-	void (*pause)(const char *tag);
-	void (*resume)(const char *tag);
-	int (*status)(char *buf, size_t cap, size_t *need);
+	int (*idle_begin)(void);
+	int (*idle_end)(void);
 };
 
 /* ---- setting up ------------------------------------------------------------------------ */
@@ -93,8 +90,9 @@ static struct options parse(int argc, char **argv)
 {
 	static const struct option known[] = {
 		{"corpus", required_argument, NULL, 'c'}, {"kernels", required_argument, NULL, 'k'},
-		{"rollout", required_argument, NULL, 'r'}, {"cycles", required_argument, NULL, 'n'},
-		{"steps", required_argument, NULL, 's'}, {"megabytes", required_argument, NULL, 'm'},
+		{"weights", required_argument, NULL, 'w'}, {"rollouts", required_argument, NULL, 'r'},
+		{"cycles", required_argument, NULL, 'n'}, {"steps", required_argument, NULL, 's'},
+		{"megabytes", required_argument, NULL, 'm'},
 		{NULL, 0, NULL, 0},
 	};
 	struct options opt = {.cycles = 4, .steps = 10, .megabytes = 360};
@@ -104,16 +102,17 @@ static struct options parse(int argc, char **argv)
 		switch (c) {
 		case 'c': opt.corpus = optarg; break;
 		case 'k': opt.kernels = optarg; break;
-		case 'r': opt.rollout = optarg; break;
+		case 'w': opt.weights = optarg; break;
+		case 'r': opt.rollouts = optarg; break;
 		case 'n': opt.cycles = (int)parse_number("--cycles", optarg, 1, 1000); break;
 		case 's': opt.steps = (int)parse_number("--steps", optarg, 1, 100000); break;
 		case 'm': opt.megabytes = parse_number("--megabytes", optarg, 1, 1000000); break;
 		default: exit(2);
 		}
 	}
-	if (!opt.corpus || !opt.kernels || !opt.rollout || optind != argc)
-		die("usage: demo-train --corpus FILE --kernels MODULE --rollout PROGRAM [--cycles N] [--steps N] "
-		    "[--megabytes N]");
+	if (!opt.corpus || !opt.kernels || !opt.weights || !opt.rollouts || optind != argc)
+		die("usage: demo-train --corpus FILE --kernels MODULE --weights FILE --rollouts FIFO [--cycles N] "
+		    "[--steps N] [--megabytes N]");
 	return opt;
 }
 
@@ -327,7 +326,7 @@ static void report_digest(struct trainer *t)
 	      (unsigned long long)*t->host_digest);
 }
 
-/* ---- giving the memory away ------------------------------------------------------------- */
+/* ---- between the phases ------------------------------------------------------------------ */
 
 static void report_memory(struct trainer *t, int cycle, const char *when)
 {
@@ -339,118 +338,65 @@ static void report_memory(struct trainer *t, int cycle, const char *when)
 	      total - available, total);
 }
 
-static void report_parking(struct trainer *t, int cycle, const char *what, double seconds)
+static void write_part(struct trainer *t, int fd, const uint16_t *device, uint64_t bytes)
 {
-	char status[3072] = "null";
-	size_t need = 0;
-
-	if (t->status && (t->status(status, sizeof status, &need) || need >= sizeof status))
-		die("ebb_status failed or says more than %zu bytes", sizeof status);
-	event("{\"event\":\"%s\",\"rank\":%d,\"cycle\":%d,\"seconds\":%.6f,\"status\":%s}", what, t->rank, cycle, seconds,
-	      status);
-}
-
-struct weights {
-	struct demo_weights_header header;
-	uint16_t *table, *dense;
-	uint64_t table_bytes, dense_bytes;
-};
-
-static struct weights copy_weights(struct trainer *t)
-{
-	struct weights w = {
-		.header = {.magic = DEMO_WEIGHTS_MAGIC, .rows = t->rows},
-		.table_bytes = t->table.n * sizeof(uint16_t),
-		.dense_bytes = t->dense.n * sizeof(uint16_t),
-	};
-	w.table = malloc(w.table_bytes);
-	w.dense = malloc(w.dense_bytes);
-	if (!w.table || !w.dense)
+	void *host = malloc(bytes);
+	if (!host)
 		die("no host memory for a copy of the weights");
-	RUNTIME(cudaMemcpyAsync(w.table, t->table.weights, w.table_bytes, cudaMemcpyDeviceToHost, t->stream));
-	RUNTIME(cudaMemcpyAsync(w.dense, t->dense.weights, w.dense_bytes, cudaMemcpyDeviceToHost, t->stream));
+	RUNTIME(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, t->stream));
 	RUNTIME(cudaStreamSynchronize(t->stream));
-	return w;
+	if (!write_full(fd, host, bytes))
+		die("write %s: %s", t->opt.weights, strerror(errno));
+	free(host);
 }
 
-/* The rollout is a tenant of its own: nothing of what makes this process an actor goes to it. */
-static char **rollout_environment(void)
+/* Leaves the current weights for the rollout engine. */
+static void save_weights(struct trainer *t)
 {
-	size_t n = 0, kept = 0;
-	while (environ[n])
-		n++;
-	char **env = calloc(n + 1, sizeof *env);
-	if (!env)
-		die("no host memory for an environment");
-	for (size_t i = 0; i < n; i++)
-		if (strncmp(environ[i], "LD_PRELOAD=", 11) && strncmp(environ[i], "TMS_", 4) &&
-		    strncmp(environ[i], "EBB_", 4))
-			env[kept++] = environ[i];
-	return env;
+	struct demo_weights_header header = {.magic = DEMO_WEIGHTS_MAGIC, .rows = t->rows};
+	int fd = open(t->opt.weights, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+
+	if (fd < 0 || !write_full(fd, &header, sizeof header))
+		die("write %s: %s", t->opt.weights, strerror(errno));
+	write_part(t, fd, t->table.weights, t->table.n * sizeof(uint16_t));
+	write_part(t, fd, t->dense.weights, t->dense.n * sizeof(uint16_t));
+	if (close(fd))
+		die("write %s: %s", t->opt.weights, strerror(errno));
 }
 
-/* Runs the rollout to its end with these weights. */
-static void run_rollout(struct trainer *t, int cycle, const struct weights *w)
+/* Waits until the rollout of this cycle has been made: a line says so. */
+static void wait_for_rollout(struct trainer *t, int cycle)
 {
-	char number[16];
-	char *argv[] = {(char *)t->opt.rollout, "--kernels", (char *)t->opt.kernels, "--cycle", number, NULL};
-	char **env = rollout_environment();
-	posix_spawn_file_actions_t actions;
-	int fds[2], error, status;
-	pid_t pid;
+	static FILE *rollouts;
+	char line[64];
 
-	snprintf(number, sizeof number, "%d", cycle);
-	if (pipe2(fds, O_CLOEXEC))
-		die("make a pipe for the rollout: %s", strerror(errno));
-	if ((error = posix_spawn_file_actions_init(&actions)) ||
-	    (error = posix_spawn_file_actions_adddup2(&actions, fds[0], 0)) ||
-	    (error = posix_spawn(&pid, t->opt.rollout, &actions, NULL, argv, env)))
-		die("start %s: %s", t->opt.rollout, strerror(error));
-	posix_spawn_file_actions_destroy(&actions);
-	free(env);
-	close(fds[0]);
-	/* A rollout that ends early shows in its status. */
-	(void)(write_full(fds[1], &w->header, sizeof w->header) && write_full(fds[1], w->table, w->table_bytes) &&
-	       write_full(fds[1], w->dense, w->dense_bytes));
-	close(fds[1]);
-	while (waitpid(pid, &status, 0) < 0)
-		if (errno != EINTR)
-			die("wait for the rollout: %s", strerror(errno));
-	if (WIFSIGNALED(status))
-		die("the rollout of cycle %d was killed by signal %d", cycle, WTERMSIG(status));
-	if (WEXITSTATUS(status))
-		die("the rollout of cycle %d failed with status %d", cycle, WEXITSTATUS(status));
+	if (!rollouts && !(rollouts = fopen(t->opt.rollouts, "re")))
+		die("open %s: %s", t->opt.rollouts, strerror(errno));
+	if (!fgets(line, sizeof line, rollouts) || atoi(line) != cycle)
+		die("%s: no word about rollout %d", t->opt.rollouts, cycle);
 }
 
-static void give_memory_to_rollout(struct trainer *t, int cycle)
+static void let_others_have_the_device(struct trainer *t, int cycle)
 {
-	struct weights w = {0};
-	double start;
+	int code;
 
 	if (t->rank == 0)
-		w = copy_weights(t);
+		save_weights(t);
 	net_barrier(&t->net);
 	report_memory(t, cycle, "before");
 	net_barrier(&t->net);
 
-	start = now_seconds();
-	t->pause(NULL);
-	report_parking(t, cycle, "pause", now_seconds() - start);
-
-	net_barrier(&t->net); /* all are paused */
-	report_memory(t, cycle, "while");
+	if ((code = t->idle_begin()))
+		die("ebb_idle_begin: %d", code);
+	event("{\"event\":\"idle\",\"rank\":%d,\"cycle\":%d}", t->rank, cycle);
 	if (t->rank == 0)
-		run_rollout(t, cycle, &w);
-	net_barrier(&t->net); /* the rollout is gone */
-
-	start = now_seconds();
-	t->resume(NULL);
-	report_parking(t, cycle, "resume", now_seconds() - start);
+		wait_for_rollout(t, cycle);
+	net_barrier(&t->net); /* rank 0 has what the rollout made */
+	if ((code = t->idle_end()))
+		die("ebb_idle_end: %d", code);
 
 	net_barrier(&t->net);
 	report_memory(t, cycle, "after");
-	free(w.table);
-	free(w.dense);
 }
 
 int main(int argc, char **argv)
@@ -468,10 +414,9 @@ int main(int argc, char **argv)
 	if (t.rank >= t.world)
 		die("RANK %d does not fit WORLD_SIZE %d", t.rank, t.world);
 
-	*(void **)&t.pause = dlsym(RTLD_DEFAULT, "tms_pause");
-	*(void **)&t.resume = dlsym(RTLD_DEFAULT, "tms_resume");
-	*(void **)&t.status = dlsym(RTLD_DEFAULT, "ebb_status");
-	bool parking = t.pause && t.resume;
+	*(void **)&t.idle_begin = dlsym(RTLD_DEFAULT, "ebb_idle_begin");
+	*(void **)&t.idle_end = dlsym(RTLD_DEFAULT, "ebb_idle_end");
+	bool parking = t.idle_begin && t.idle_end;
 
 	RUNTIME(cudaGetDeviceCount(&devices));
 	if (devices < 1)
@@ -487,7 +432,7 @@ int main(int argc, char **argv)
 
 	for (int phase = 0; phase <= t.opt.cycles; phase++) {
 		if (phase > 0 && parking)
-			give_memory_to_rollout(&t, phase);
+			let_others_have_the_device(&t, phase);
 		report_digest(&t);
 		for (int i = 0; i < t.opt.steps; i++)
 			train_step(&t);
