@@ -64,7 +64,7 @@ func newBrowser(t *testing.T) *browser {
 	b := &browser{t: t, in: theirs, out: bufio.NewReader(back)}
 	t.Cleanup(func() {
 		_, _ = fmt.Fprintf(b.in, `{"id":999999,"method":"Browser.close"}`+"\x00")
-		b.in.Close()
+		_ = b.in.Close()
 		_ = cmd.Wait()
 		back.Close()
 	})
@@ -247,14 +247,19 @@ func TestThePageInABrowser(t *testing.T) {
 		name          string
 		width, height int
 		dark, script  bool
+		long          bool // only with EBB_TEST_LONG
 	}{
-		{"desktop-light", 1280, 900, false, true},
-		{"desktop-dark", 1280, 900, true, true},
-		{"phone-light", 390, 844, false, true},
-		{"phone-dark", 390, 844, true, true},
-		{"small-phone", 320, 568, false, true},
-		{"phone-without-script", 390, 844, false, false},
+		{"desktop-light", 1280, 900, false, true, false},
+		{"phone-dark", 390, 844, true, true, false},
+		{"phone-without-script", 390, 844, false, false, false},
+		{"desktop-dark", 1280, 900, true, true, true},
+		{"phone-light", 390, 844, false, true, true},
+		{"small-phone", 320, 568, false, true, true},
+		{"tablet", 768, 1024, false, true, true},
 	} {
+		if screen.long && os.Getenv("EBB_TEST_LONG") != "1" {
+			continue
+		}
 		b.open(file, screen.width, screen.height, screen.dark, screen.script)
 		if list := b.complaints(); len(list) > 0 {
 			t.Errorf("%s: %q", screen.name, list)
@@ -300,10 +305,12 @@ func TestThePageInABrowser(t *testing.T) {
 	if list := b.complaints(); len(list) > 0 {
 		t.Errorf("with the pointer: %q", list)
 	}
+
+	neverRun(t, b)
 }
 
-func TestWhatALogSaysIsNeverRunInTheBrowser(t *testing.T) {
-	b := newBrowser(t)
+// neverRun shows a page whose log holds scripts wherever a text can be.
+func neverRun(t *testing.T, b *browser) {
 	dir := t.TempDir()
 	w := process0("job", "actor", 0, 7, hostile, begin)
 	w.Job, w.Role, w.Cell, w.Rank = hostile, hostile, hostile, hostile

@@ -11,6 +11,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -63,8 +64,6 @@ type unread struct {
 	Cut   int // files whose last line has no end: the process was killed while it wrote, or writes it now
 	Long  int // lines that are too long
 }
-
-func (u *unread) add(v unread) { u.Lines, u.Cut, u.Long = u.Lines+v.Lines, u.Cut+v.Cut, u.Long+v.Long }
 
 // readLines calls take for each line of a log, which says whether it could be used. The error is that of the
 // reader.
@@ -157,7 +156,7 @@ func parse(line []byte) (event, bool) {
 
 // decode takes an event of any kind from a line.
 func decode(line []byte) (e control.Event, ok bool) {
-	if json.Unmarshal(line, &e) != nil || e.Kind == "" || e.Time.Before(earliest) || e.Time.After(latest) {
+	if json.Unmarshal(line, &e) != nil || e.Kind == "" || e.PID <= 0 || e.Time.Before(earliest) || e.Time.After(latest) {
 		return e, false
 	}
 	e.Who, e.Host, e.Phase, e.Error = clean(e.Who), short(e.Host), short(e.Phase), excerpt(e.Error)
@@ -220,18 +219,21 @@ func Files(paths []string) ([]string, error) {
 	return slices.Compact(files), nil
 }
 
+// ofLauncher is the form of names that ebb's launcher gives: such a file is of one rank of one job.
+var ofLauncher = regexp.MustCompile(`__[^/]+_cell[0-9]+_rank[0-9]+[.]jsonl`)
+
 // log is a file of events.
 type log struct {
 	path string
-	swap bool   // of ebb swap
-	job  string // of its first event
-	rank string // key of its first event
-	last int64  // time of its latest event, by its end; 0: no events
+	swap bool             // of ebb swap
+	rank string           // of a file that is one rank's: its key
+	jobs map[string]int64 // the jobs that it has events of, with the time of the latest
 }
 
-// look takes a short look at a file: whose it is, and how new.
+// look finds out whose a file is and how new. Of one that is one rank's, both ends tell that.
 func look(path string) (log, error) {
-	l := log{path: path, swap: strings.HasSuffix(path, SwapSuffix)}
+	l := log{path: path, swap: strings.HasSuffix(path, SwapSuffix), jobs: map[string]int64{}}
+	one := ofLauncher.MatchString(path)
 	f, err := open(path)
 	if err != nil {
 		return l, err
@@ -239,19 +241,24 @@ func look(path string) (log, error) {
 	defer f.Close()
 	note := func(line []byte) bool {
 		e, ok := decode(line)
-		if ok && l.last == 0 {
-			l.job, l.rank = e.Job, key(event{who: e.Who, host: e.Host})
+		if !ok {
+			return false
 		}
-		if ok {
-			l.last = max(l.last, e.Time.UnixNano())
+		if one && l.rank == "" {
+			l.rank = key(event{who: e.Who, host: e.Host})
 		}
-		return ok
+		l.jobs[e.Job] = max(l.jobs[e.Job], e.Time.UnixNano())
+		return true
 	}
 	const some = 64 << 10
-	if _, err := readLines(io.LimitReader(f, some), note); err != nil {
+	limit := int64(math.MaxInt64)
+	if one {
+		limit = some
+	}
+	if _, err := readLines(io.LimitReader(f, limit), note); err != nil {
 		return l, fmt.Errorf("read %s: %w", path, err)
 	}
-	if end, err := f.Seek(0, io.SeekEnd); err != nil || end <= some {
+	if end, err := f.Seek(0, io.SeekEnd); err != nil || end <= some || !one {
 		return l, err
 	}
 	if _, err := f.Seek(-some, io.SeekEnd); err != nil {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -166,17 +165,16 @@ func Make(files []string, o Options) (*Report, error) {
 		Hosts: []string{}, Ranks: []Rank{}, HandOvers: []HandOver{}, Failures: []Failure{}, Notes: []string{},
 		hosts: map[string]*host{},
 	}
-	// Files of one rank are read together, and forgotten before the next ones are.
-	slices.SortStableFunc(logs, func(a, b log) int { return cmp.Compare(a.rank, b.rank) })
-	for first := 0; first < len(logs); {
-		last := first + 1
-		for last < len(logs) && logs[last].rank == logs[first].rank {
-			last++
-		}
-		if err := r.read(logs[first:last]); err != nil {
+	// Files of one rank are read together, and their events forgotten before the next ones are read. Others may
+	// hold anybody's: those are read at once.
+	groups := map[string][]log{}
+	for _, l := range logs {
+		groups[l.rank] = append(groups[l.rank], l)
+	}
+	for _, k := range slices.Sorted(maps.Keys(groups)) {
+		if err := r.read(groups[k]); err != nil {
 			return nil, err
 		}
-		first = last
 	}
 	if len(r.Ranks) == 0 {
 		return nil, &EmptyError{Files: len(files), Bad: r.Left.Lines + r.Left.Cut + r.Left.Long}
@@ -192,12 +190,12 @@ func Make(files []string, o Options) (*Report, error) {
 	return r, nil
 }
 
-// choose finds the job that is meant. A log without events may be anybody's.
+// choose finds the job that is meant.
 func choose(logs []log, wanted string) (job string, others []string, err error) {
 	last := map[string]int64{}
 	for _, l := range logs {
-		if l.last > 0 {
-			last[l.job] = max(last[l.job], l.last)
+		for job, at := range l.jobs {
+			last[job] = max(last[job], at)
 		}
 	}
 	known := slices.SortedFunc(maps.Keys(last), func(a, b string) int {
@@ -220,15 +218,12 @@ func choose(logs []log, wanted string) (job string, others []string, err error) 
 	return job, others, nil
 }
 
-// ofLauncher is the form of names that ebb's launcher gives: such a file is of one job.
-var ofLauncher = regexp.MustCompile(`__[^/]+_cell[0-9]+_rank[0-9]+[.]jsonl$`)
-
-// read takes in files that are one rank's, as far as their first events tell.
+// read takes in files that are one rank's, or anybody's.
 func (r *Report) read(logs []log) error {
 	of := map[string][]event{}
 	progress := map[string]uint64{} // how many events of it; nothing else is told by them
 	for _, l := range logs {
-		if l.last > 0 && l.job != r.Job && ofLauncher.MatchString(l.path) {
+		if _, has := l.jobs[r.Job]; !has && len(l.jobs) > 0 {
 			continue
 		}
 		f, err := open(l.path)

@@ -198,13 +198,3 @@ func make0(t testing.TB, o Options, paths ...string) *Report {
 	}
 	return r
 }
-
-func TestSampleDir(t *testing.T) {
-	dir := os.Getenv("SAMPLE")
-	if dir == "" {
-		t.Skip()
-	}
-	os.MkdirAll(dir, 0o755)
-	sampleJob(t, dir, "nightly-7b", 16, 12)
-	sampleSwap(t, dir, "nightly-7b", 16, 12)
-}
