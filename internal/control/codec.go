@@ -105,7 +105,7 @@ func checkVersion(given json.RawMessage) *Error {
 	case given == nil:
 		return Invalid("the request names no version of the protocol: this rank speaks version %d (\"v\":%d)", Version, Version)
 	case json.Unmarshal(given, &v) != nil:
-		return Invalid("the request speaks version %.40s of the protocol, which is no number; this rank speaks version %d", given, Version)
+		return Invalid("the request speaks version %.40q of the protocol, which is no number; this rank speaks version %d", given, Version)
 	case v != Version:
 		return Invalid("the request speaks version %s of the protocol, this rank version %d: use the ebb that belongs to the rank's libebb.so",
 			strconv.FormatFloat(v, 'g', -1, 64), Version)

@@ -112,7 +112,7 @@ func (o *teller) begins(set []*alloc.Allocation) {
 	o.tell(control.EventBegin, func(ev *control.Event) { ev.Total = total })
 }
 
-// ended tells that the operation ended, if it had begun, and logs a line.
+// ended tells that the operation ended, if it had begun, and logs a line about it.
 func (o *teller) ended(out *outcome) {
 	if o.begun {
 		o.tell(control.EventEnd, func(ev *control.Event) {
@@ -122,9 +122,9 @@ func (o *teller) ended(out *outcome) {
 		o.e.events.flush()
 	}
 	switch {
-	case out.Allocations > 0:
+	case out.Error == "" && out.Allocations > 0:
 		o.e.logOutcome(o.event, out)
-	case out.Error != "" && o.event.By == byControl: // the program is told by its call
+	case out.Error != "" && o.event.By == byControl: // a program is told by its own call
 		o.e.log.Printf("a %s asked for from outside failed: %s", o.event.Operation, out.Error)
 	}
 }
@@ -182,9 +182,6 @@ func (e *Engine) logOutcome(ev control.Event, out *outcome) {
 	}
 	if phases := out.Phases.String(); phases != "" {
 		parts = append(parts, phases)
-	}
-	if out.Error != "" {
-		parts = append(parts, "in part: "+out.Error)
 	}
 	e.logLines.operation(strings.Join(parts, "; "), ev, out)
 }
