@@ -72,7 +72,7 @@ func runJob(ctx context.Context, tasks, helpers []task) error {
 	}
 	stop()
 	for range helping {
-		<-helped // they were asked to stop
+		_ = <-helped // they were asked to stop
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
