@@ -30,7 +30,7 @@ func eventText(e control.Event) string {
 	case control.EventBegin:
 		return fmt.Sprintf("%s of %s begins: %s, asked for by %s", e.Operation, what, both(e.Total), asker(e.By))
 	case control.EventPhase:
-		return fmt.Sprintf("%s: %s took %s s, %s moved so far", e.Operation, e.Phase, short(e.Seconds), both(e.Bytes))
+		return fmt.Sprintf("%s: %s took %.3f s, %s moved so far", e.Operation, e.Phase, e.Seconds, both(e.Bytes))
 	case control.EventProgress:
 		return fmt.Sprintf("%s: %s of %s moved", e.Operation, both(e.Bytes), both(e.Total))
 	case control.EventEnd:
@@ -60,7 +60,7 @@ func outcomeText(e control.Event) string {
 	if json.Unmarshal(e.Outcome, &o) != nil || o.Allocations == 0 && e.Error != "" {
 		return fmt.Sprintf("%s failed: %s", e.Operation, e.Error)
 	}
-	text := fmt.Sprintf("%s %s in %s s, %s GB/s", verb, both(o.Bytes), short(o.Seconds), short(o.GBPerS))
+	text := fmt.Sprintf("%s %s in %.3f s, %s GB/s", verb, both(o.Bytes), o.Seconds, short(o.GBPerS))
 	if e.Error != "" {
 		text += "; in part: " + e.Error
 	}

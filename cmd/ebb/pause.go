@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -209,7 +210,7 @@ func moved(r node.Report) (n int) {
 // goBack is the command that resumes what was meant to be paused.
 func (o *operationFlags) goBack() string {
 	command := []string{"ebb resume"}
-	for _, w := range append(append([]string{}, o.given...), o.ranks.given...) {
+	for _, w := range append(slices.Clone(o.given), o.ranks.words()...) {
 		command = append(command, quoted(w))
 	}
 	return strings.Join(command, " ")
@@ -243,8 +244,7 @@ func printReport(w io.Writer, r node.Report) {
 	}
 	unit := unitFor(largest)
 	t := &table{left: []bool{true, false, true}}
-	head := []string{"RANK", "PID", "RESULT", unit.name, "host", "disk", "skip", "s", "GB/s", "waited s"}
-	t.row(head...)
+	t.row("RANK", "PID", "RESULT", unit.name, "host", "disk", "skip", "s", "GB/s", "waited s")
 	for _, out := range r.Outcomes {
 		row := []string{node.ShortName(out.Who), strconv.Itoa(out.PID), string(out.State)}
 		if d := out.Done; d != nil {

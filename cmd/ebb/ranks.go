@@ -27,10 +27,33 @@ type rankFlags struct {
 	diskDirs    []string
 	asJSON      bool
 
-	given []string // those of the selection as words, to repeat them in another command
+	flags *pflag.FlagSet
+	given map[string][]string // the texts that flags were given, by name
+}
+
+// repeatable are the flags that another command takes in the same sense.
+var repeatable = []string{"role", "rank", "cell", "job", "pid", "runtime-dir", "disk-dir"}
+
+// words are the flags of the command line that choose ranks, to repeat them in another command. Variables count
+// for that one too.
+func (r *rankFlags) words() (list []string) {
+	for _, name := range repeatable {
+		if !r.fromVariable(name) {
+			for _, text := range r.given[name] {
+				list = append(list, "--"+name, text)
+			}
+		}
+	}
+	return list
+}
+
+func (r *rankFlags) fromVariable(name string) bool {
+	_, from := r.flags.Lookup(name).Annotations[fromVariable]
+	return from
 }
 
 func (r *rankFlags) add(f *pflag.FlagSet) {
+	r.flags, r.given = f, map[string][]string{}
 	list := func(name, kind, usage string, take func(string) error) {
 		f.Var(&value{kind: kind, parse: func(text string) error {
 			for word := range strings.SplitSeq(text, ",") {
@@ -41,7 +64,7 @@ func (r *rankFlags) add(f *pflag.FlagSet) {
 					return err
 				}
 			}
-			r.given = append(r.given, "--"+name, text)
+			r.given[name] = append(r.given[name], text)
 			return nil
 		}}, name, usage)
 		annotate(f, name, notInside)
@@ -82,7 +105,7 @@ func (r *rankFlags) dirs(name string, to *[]string) func(string) error {
 		dirs, err := launch.ParseDirs(text)
 		if err == nil {
 			*to = append(*to, dirs...)
-			r.given = append(r.given, "--"+name, text)
+			r.given[name] = append(r.given[name], text)
 		}
 		return err
 	}
@@ -91,7 +114,7 @@ func (r *rankFlags) dirs(name string, to *[]string) func(string) error {
 // places are where ranks are looked for.
 func (r *rankFlags) places() node.Places {
 	places := node.Default(os.Getenv, os.Geteuid())
-	if len(r.runtimeDirs) > 0 {
+	if len(r.runtimeDirs) > 0 && !r.fromVariable("runtime-dir") { // the variable is the first of the defaults
 		places.RuntimeDirs = r.runtimeDirs
 	}
 	places.DiskDirs = r.diskDirs

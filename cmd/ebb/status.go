@@ -102,7 +102,7 @@ func (r statusResult) unanswered() int {
 func (r statusResult) print(w io.Writer, tags bool) {
 	unit := r.unit()
 	ranks := r.rankTable(unit)
-	heading := groups(ranks, map[int]string{4: "memory, " + unit.name, 8: "last pause", 11: "last resume"})
+	heading := ranks.heading(map[int]string{4: "memory, " + unit.name, 8: "last pause", 11: "last resume"})
 	for _, line := range append([]string{heading}, ranks.lines()...) {
 		fmt.Fprintln(w, line)
 	}
@@ -190,18 +190,6 @@ func fit(t *table) {
 	}
 }
 
-// groups is the line above a table that says what columns from each of some on are.
-func groups(t *table, titles map[int]string) string {
-	var line strings.Builder
-	for column := range t.widths() {
-		if title := titles[column]; title != "" {
-			line.WriteString(strings.Repeat(" ", max(0, t.start(column)-line.Len())))
-			line.WriteString(title)
-		}
-	}
-	return line.String()
-}
-
 // stateOf is in one word where the memory of a rank is.
 func stateOf(s node.Status) string {
 	switch {
@@ -253,7 +241,7 @@ func (t *together) figures(unit unit) []string {
 // tagTable has a row for each tag of each rank.
 func (r statusResult) tagTable(unit unit) *table {
 	t := &table{left: []bool{true, true}}
-	t.row("RANK", "TAG", "allocations", "on GPU", "host", "disk", "skip", "given up", unit.name)
+	t.row("RANK", "TAG", "allocations", "on GPU", "host", "disk", "skip", "given up")
 	for _, rank := range r.Ranks {
 		for _, tag := range rank.Status.Tags {
 			row := append([]string{node.ShortName(rank.Who), cut(tag.Tag, 30), strconv.Itoa(tag.Allocations)}, places(unit, tag.Where())...)

@@ -283,7 +283,7 @@ func (s *swapFlags) goBack() string {
 		to = swap.ToRollout
 	}
 	command := []string{"ebb swap --to", to}
-	for _, w := range append(s.given, s.ranks.given...) {
+	for _, w := range append(s.given, s.ranks.words()...) {
 		command = append(command, quoted(w))
 	}
 	return strings.Join(command, " ")

@@ -16,6 +16,9 @@ type table struct {
 
 func (t *table) row(cells ...string) { t.rows = append(t.rows, cells) }
 
+// narrowest is the least width of a column of numbers, so that tables of small ones are as easy to read.
+const narrowest = 6
+
 // widths are those of the columns.
 func (t *table) widths() []int {
 	var widths []int
@@ -25,29 +28,45 @@ func (t *table) widths() []int {
 				widths = append(widths, 0)
 			}
 			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+			if i >= len(t.left) {
+				widths[i] = max(widths[i], narrowest)
+			}
 		}
 	}
 	return widths
 }
 
+// gap is how many blanks are between columns: two, where there is room for them.
+func (t *table) gap() int {
+	widths := t.widths()
+	if sum(widths)+2*(len(widths)-1) <= textWidth {
+		return 2
+	}
+	return 1
+}
+
+func sum(widths []int) (n int) {
+	for _, w := range widths {
+		n += w
+	}
+	return n
+}
+
 // width is that of the widest line.
 func (t *table) width() int {
-	at := -1
-	for _, w := range t.widths() {
-		at += w + 1
-	}
-	return at
+	widths := t.widths()
+	return sum(widths) + t.gap()*(len(widths)-1)
 }
 
 // lines are the rows, without blanks at their ends.
 func (t *table) lines() []string {
-	widths := t.widths()
+	widths, gap := t.widths(), strings.Repeat(" ", t.gap())
 	var lines []string
 	for _, row := range t.rows {
 		var line strings.Builder
 		for i, cell := range row {
 			if i > 0 {
-				line.WriteByte(' ')
+				line.WriteString(gap)
 			}
 			blanks := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
 			if i < len(t.left) && t.left[i] {
@@ -61,13 +80,18 @@ func (t *table) lines() []string {
 	return lines
 }
 
-// start is the column of the screen in which a column of the table begins.
-func (t *table) start(column int) int {
+// heading is the line above a table that has a title over each of some columns and those that follow it.
+func (t *table) heading(titles map[int]string) string {
+	var line strings.Builder
 	at := 0
-	for _, w := range t.widths()[:column] {
-		at += w + 1
+	for column, w := range t.widths() {
+		if title := titles[column]; title != "" {
+			line.WriteString(strings.Repeat(" ", max(0, at-utf8.RuneCountInString(line.String()))))
+			line.WriteString(title)
+		}
+		at += w + t.gap()
 	}
-	return at
+	return line.String()
 }
 
 // wrap breaks a text into lines of the screen's width; those after the first begin with the indent.
