@@ -38,11 +38,11 @@ func newDoctor() *cobra.Command {
 		Short: "Look at everything that a run needs, and say what is wrong",
 		Long: `Looks at ebb's own files, Python, driver and device, the disk directories, limits, host memory and
 variables, and with --pid at a process that runs: a row for each question, with what to do. It ends
-with a block to paste into a bug report. Nothing is changed; how fast the disks are is measured with a
-nameless file of 512 MiB, for some seconds each (--quick leaves that out).
+with a block to paste into a bug report. Nothing is changed; how fast the disks are is measured
+with a nameless file of 512 MiB, for some seconds each (--quick leaves that out).
 
-Ends with 0 when nothing failed, with 1 when a check did. What a check cannot look at is said and is no
-failure. docs/doctor.md explains each row.`,
+Ends with 0 when nothing failed, with 1 when a check did. What a check cannot look at is said and
+is no failure. docs/doctor.md explains each row.`,
 		Example: `  ebb doctor --disk-dir /scratch/$USER/ebb
   ebb doctor --quick --device soft
   ebb doctor --pid 4711`,
