@@ -28,7 +28,7 @@ func badInput(t *testing.T, name string, preload ...string) outcome {
 
 func TestDiskDirectoryMayDisappearWhileNothingIsPaused(t *testing.T) {
 	o := badInput(t, "disk_directory_disappears")
-	if said := lines(o.stderr, "ebb:"); len(said) > 1 {
+	if said := remarks(o.stderr); len(said) > 1 {
 		t.Errorf("want at most one line, got %q", said)
 	}
 }
@@ -90,7 +90,7 @@ func TestAnEngineOfAnotherVersionIsRefusedInOneLine(t *testing.T) {
 			}
 
 			o := badInput(t, "another_version", preload)
-			said := lines(o.stderr, "ebb:")
+			said := remarks(o.stderr)
 			if len(said) != 1 || strings.Count(o.stderr, "\n") != 1 {
 				t.Fatalf("want one line, got %v", o)
 			}
