@@ -94,9 +94,9 @@ func (r *rankFlags) add(f *pflag.FlagSet) {
 		return nil
 	})
 	f.Var(&value{kind: "DIR", parse: r.dirs("runtime-dir", &r.runtimeDirs)}, "runtime-dir",
-		"where control sockets are, or several with commas (default EBB_RUNTIME_DIR, XDG_RUNTIME_DIR/ebb, /run/user/<uid>/ebb and /tmp/ebb-<uid>, all of them)")
+		"look for control sockets only there, or in several with commas (default XDG_RUNTIME_DIR/ebb, /run/user/<uid>/ebb and /tmp/ebb-<uid>, all of them)")
 	f.Var(&value{kind: "DIR", parse: r.dirs("disk-dir", &r.diskDirs)}, "disk-dir",
-		"disk directory of runs, whose ranks are found too, wherever their sockets are (default EBB_OFFLOAD_TRAIN_DISK_DIR, else that of ebb run)")
+		"disk directory of runs, whose ranks are found too, wherever their sockets are (default, without --runtime-dir: EBB_OFFLOAD_TRAIN_DISK_DIR, else that of ebb run)")
 	onOffTo(f, &r.asJSON, "json", "print JSON")
 }
 
@@ -114,15 +114,15 @@ func (r *rankFlags) dirs(name string, to *[]string) func(string) error {
 // places are where ranks are looked for.
 func (r *rankFlags) places() node.Places {
 	places := node.Default(os.Getenv, os.Geteuid())
-	if len(r.runtimeDirs) > 0 && !r.fromVariable("runtime-dir") { // the variable is the first of the defaults
+	switch {
+	case len(r.runtimeDirs) > 0:
 		places.RuntimeDirs = r.runtimeDirs
-	}
-	places.DiskDirs = r.diskDirs
-	if len(r.diskDirs) == 0 {
+	case len(r.diskDirs) == 0:
 		if dirs, err := defaultDirs(); err == nil { // else there is no default
 			places.DiskDirs = dirs
 		}
 	}
+	places.DiskDirs = append(places.DiskDirs, r.diskDirs...)
 	places.PIDs = r.selection.PIDs
 	return places
 }
