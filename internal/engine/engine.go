@@ -307,7 +307,7 @@ func (e *Engine) makeStores(self rankdir.Owner) {
 		BlockBytes: e.block, Name: fileNames(self), Dirs: e.dirs,
 		Alloc: e.allocArena, Direct: true, HostBudget: e.hostBudget,
 		NoFollowDir: e.config.Lease != "", Discard: e.config.Discard, System: e.sys,
-		Take: e.takeRoom, Give: e.giveRoom, Timeout: e.config.IOTimeout,
+		Take: e.takeRoom, Taken: e.tookRoom, Give: e.giveRoom, Timeout: e.config.IOTimeout,
 		Warn: func(line string) { e.log.Print(line) },
 	})
 	if e.config.HostArena {

@@ -70,6 +70,13 @@ func (e *Engine) takeRoom(dir string, n int64) (left uint64, err error) {
 	return 0, fmt.Errorf("%w: %w", store.ErrIO, err)
 }
 
+// tookRoom says that room which takeRoom counted shows in the directory.
+func (e *Engine) tookRoom(dir string) {
+	if t := e.usageOf(dir); t != nil {
+		t.Taken(e.config.DiskQuota)
+	}
+}
+
 // giveRoom counts room as given back.
 func (e *Engine) giveRoom(dir string, n int64) {
 	if t := e.usageOf(dir); t != nil {

@@ -652,3 +652,8 @@ func (d *Deadline) Fsync(fd int) error {
 func (d *Deadline) Lock(fd int, take bool) error {
 	return d.only("locking", d.at(fd), func() error { return d.under.Lock(fd, take) })
 }
+
+// LockDir implements System. A lock that comes late goes when the descriptor is closed.
+func (d *Deadline) LockDir(fd int, take bool) error {
+	return d.only("locking", d.at(fd), func() error { return d.under.LockDir(fd, take) })
+}

@@ -367,6 +367,14 @@ func (f *Faults) Lock(fd int, take bool) error {
 	return f.under.Lock(fd, take)
 }
 
+// LockDir implements System.
+func (f *Faults) LockDir(fd int, take bool) error {
+	if err := f.fails(lock); err != nil {
+		return err
+	}
+	return f.under.LockDir(fd, take)
+}
+
 // unit is what transfers past the page cache are multiples of, in bytes.
 const unit = 4096
 

@@ -43,6 +43,8 @@ type System interface {
 	// Lock takes or gives back the whole file for this descriptor's open file description
 	// (F_OFD_SETLK), without waiting: EAGAIN when another has it.
 	Lock(fd int, take bool) error
+	// LockDir does the same with a directory (flock): EWOULDBLOCK, which is EAGAIN, when another has it.
+	LockDir(fd int, take bool) error
 }
 
 // Kernel is the system itself.
@@ -188,6 +190,15 @@ func (Kernel) Lock(fd int, take bool) error {
 		lk.Type = unix.F_WRLCK
 	}
 	return unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &lk)
+}
+
+// LockDir is flock(2).
+func (Kernel) LockDir(fd int, take bool) error {
+	how := unix.LOCK_UN
+	if take {
+		how = unix.LOCK_EX | unix.LOCK_NB
+	}
+	return unix.Flock(fd, how)
 }
 
 // Retry repeats a call that a signal interrupted.

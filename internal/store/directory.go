@@ -301,3 +301,21 @@ func (s *Store) noSpace(d *directory, need int64, cause error) error {
 	}
 	return e
 }
+
+// freeIn is how many bytes are free in a directory now.
+func (s *Store) freeIn(path string) (uint64, error) {
+	d, err := s.enter(path)
+	if err != nil {
+		return 0, err
+	}
+	defer s.leave(d)
+	dir, err := d.handle(s.sys)
+	if err != nil {
+		return 0, err
+	}
+	var st unix.Statfs_t
+	if err := filesys.Retry(func() error { return s.sys.Fstatfs(dir, &st) }); err != nil {
+		return 0, err
+	}
+	return st.Bavail * uint64(st.Bsize), nil
+}

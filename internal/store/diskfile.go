@@ -55,6 +55,7 @@ func (s *Store) create(d *directory, size int64) (*diskFile, error) {
 	if err := s.take(d, size); err != nil {
 		return nil, err
 	}
+	defer s.taken(d)
 	f := &diskFile{dir: d, size: size, fd: -1}
 	s.fds.take()
 	fd, direct, err := s.openNew(f)
@@ -98,6 +99,13 @@ func (s *Store) take(d *directory, n int64) error {
 	}
 	s.bytes.Add(n)
 	return nil
+}
+
+// taken ends what take began.
+func (s *Store) taken(d *directory) {
+	if s.options.Taken != nil {
+		s.options.Taken(d.path)
+	}
 }
 
 // give counts room as given back.
@@ -200,6 +208,7 @@ func (s *Store) grow(f *diskFile, size int64) error {
 	if err := s.take(f.dir, more); err != nil {
 		return err
 	}
+	defer s.taken(f.dir)
 	f.touched.Store(true)
 	if err := s.withFile(f, more, func(fd int, _ bool) error { return s.allocate(f, fd, size) }); err != nil {
 		s.give(f.dir, more)

@@ -94,6 +94,28 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
+// Two directories of one file system have its free bytes together, and not each.
+func TestFreeBytesOfTwoDirectoriesOnOneFileSystemCountOnce(t *testing.T) {
+	dir := smallExt4(t, 32)
+	one, two := filepath.Join(dir, "one"), filepath.Join(dir, "two")
+	if err := errors.Join(os.Mkdir(one, 0o700), os.Mkdir(two, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	before, _ := free(t, dir)
+	b, err := files(t, store.Options{Dirs: in(one, two)}).Open(1, 64<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var space *store.NoSpaceError
+	if err := b.Reserve(); !errors.As(err, &space) {
+		t.Fatal(err)
+	}
+	const overhead = 1 << 20 // of the files that were tried
+	if space.Free > before || space.Free < before-overhead || space.Dir != one+", "+two {
+		t.Errorf("%v: %d bytes are free, it says %d", err, before, space.Free)
+	}
+}
+
 // TestReserveHoldsTheRoom: what was reserved can be written though the rest of the disk is full.
 func TestReserveHoldsTheRoom(t *testing.T) {
 	dir := smallExt4(t, 32)

@@ -151,9 +151,7 @@ func (b *backing) takeDisk(first int) error {
 	for {
 		sizes, ok := b.blocks.deal(first, b.turn, room)
 		if !ok {
-			for i, m := range b.members { // what is about to be given back is free too
-				full[i].Free += uint64(m.held())
-			}
+			b.measure(full)
 			return allFull(b.blocks.size-uint64(first)*b.blocks.block, full)
 		}
 		i, err := b.fitAll(sizes)
@@ -167,6 +165,22 @@ func (b *backing) takeDisk(first int) error {
 		if len(room) > 1 {
 			b.warnOfFull(full[i])
 		}
+	}
+}
+
+// measure says what is free in directories that have no room, each for itself, when what this backing has there
+// is given back, as it is about to be. Directories of one file system have the same free bytes.
+func (b *backing) measure(full []*NoSpaceError) {
+	held := map[uint64]uint64{} // by device
+	for i := range b.members {
+		held[full[i].dev] += uint64(b.members[i].held())
+	}
+	for i, e := range full {
+		if e.limited() {
+			e.Free += uint64(b.members[i].held())
+		} else if free, err := b.store.freeIn(b.members[i].dir); err == nil {
+			e.Free = free + held[e.dev]
+		} // else what was free when it was refused, of which the backing may have taken some
 	}
 }
 

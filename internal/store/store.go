@@ -59,6 +59,9 @@ type Options struct {
 	// goroutine, with no lock held that another disk's answer waits for.
 	Take func(dir string, n int64) (left uint64, err error)
 	Give func(dir string, n int64)
+	// Taken, if not nil, is called once for each Take that did not refuse, when what it counted shows in the
+	// directory as the size of a file, or was given back.
+	Taken func(dir string)
 	// System makes the file calls; nil: the kernel.
 	System filesys.System
 	// Timeout is how long a disk may give no answer before the calls that wait for it fail with

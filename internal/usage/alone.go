@@ -12,29 +12,85 @@ import (
 
 // Alone is the table of a directory that a process was merely given, by a user and not by ebb. Nothing
 // is written there, and nothing above it is looked at: what counts is what this process takes, and the
-// backup files of others that lie in it. Two that take room at the same moment do not see each other.
+// backup files of others that lie in it. So that two that take room at the same moment see each other, the
+// directory itself is locked (flock) from before a file's room is counted until the file shows it.
 func Alone(sys filesys.System, dir string, self rankdir.Owner) *Table {
 	return &Table{sys: sys, base: dir, self: self, place: -1}
 }
 
+// alone is what a table of that kind holds of the directory's lock. Guarded by Table.mu.
+type alone struct {
+	fd     int // with the lock; valid while taking > 0
+	taking int // calls of Take whose room does not show yet
+}
+
 // takeAlone is Take. Called with mu held.
 func (t *Table) takeAlone(n, quota uint64) error {
-	if quota > 0 {
-		list, err := t.others()
-		if err != nil {
-			return fmt.Errorf("count the backup files in %s: %w", t.base, err)
-		}
-		list = append(list, Record{Owner: t.self, Held: t.held})
-		var held uint64
-		for _, r := range list {
-			held += r.Held
-		}
-		if held+n > quota {
-			return refusal(t.base, quota, held, n, list)
-		}
+	if quota == 0 {
+		t.held += n
+		return nil
+	}
+	if err := t.lockAlone(); err != nil {
+		return fmt.Errorf("lock %s, to count the backup files in it: %w", t.base, err)
+	}
+	err := t.countAlone(n, quota)
+	if err != nil {
+		t.unlockAlone()
+		return err
 	}
 	t.held += n
 	return nil
+}
+
+func (t *Table) countAlone(n, quota uint64) error {
+	list, err := t.others()
+	if err != nil {
+		return fmt.Errorf("count the backup files in %s: %w", t.base, err)
+	}
+	list = append(list, Record{Owner: t.self, Held: t.held})
+	var held uint64
+	for _, r := range list {
+		held += r.Held
+	}
+	if held+n > quota {
+		return refusal(t.base, quota, held, n, list)
+	}
+	return nil
+}
+
+// lockAlone locks the directory, unless a Take of this process has it locked.
+func (t *Table) lockAlone() error {
+	if t.alone.taking == 0 {
+		fd, err := openat(t.sys, unix.AT_FDCWD, t.base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC)
+		if err == nil {
+			if err = await(lockWait, func() error { return t.sys.LockDir(fd, true) }); err != nil {
+				_ = t.sys.Close(fd)
+			}
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+		t.alone.fd = fd // -1: the directory is not there, and nobody has anything in it
+	}
+	t.alone.taking++
+	return nil
+}
+
+// unlockAlone ends a Take.
+func (t *Table) unlockAlone() {
+	if t.alone.taking--; t.alone.taking == 0 && t.alone.fd >= 0 {
+		_ = t.sys.LockDir(t.alone.fd, false) // a forked child may have the descriptor too
+		_ = t.sys.Close(t.alone.fd)
+	}
+}
+
+// Taken says that what a Take counted, with that quota, shows in the directory as the size of a file, or was given back.
+func (t *Table) Taken(quota uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.rank == "" && quota > 0 {
+		t.unlockAlone()
+	}
 }
 
 // others are what the files of other processes in the directory hold.

@@ -32,8 +32,13 @@ const (
 	fileName = "usage"
 )
 
-// lockWait is how long to wait for others that count. They take microseconds, unless one is stopped.
-const lockWait = 10 * time.Second
+// How long to wait for others that count. They take microseconds, unless one is stopped. Whoever takes room
+// with a quota must know what others have; what is only told can be told by the next call, and room without
+// a quota is taken without waiting at all.
+const (
+	lockWait = 10 * time.Second
+	tellWait = 200 * time.Millisecond
+)
 
 // QuotaError is room that a quota does not leave.
 type QuotaError struct {
@@ -87,12 +92,14 @@ type Table struct {
 	rank string // "": see Alone
 	self rankdir.Owner
 
-	mu      sync.Mutex // guards the fields below; held over a transaction
-	file    *file      // nil: not open
-	place   int        // of this process's record; -1: it has none yet
-	stuck   bool       // the lock was waited for in vain: until it can be had nobody waits again
+	mu      sync.Mutex    // guards the fields below; held over a transaction
+	file    *file         // nil: not open
+	place   int           // of this process's record; -1: it has none yet
+	waited  time.Duration // in vain, for the lock: until it can be had nobody waits for that long again
 	held    uint64
 	written uint64
+	untold  bool // the record in the file is older than these two
+	alone   alone
 }
 
 // NewTable makes a table; it opens nothing yet. base is the disk directory, rank the directory of the
@@ -109,10 +116,15 @@ func (t *Table) Take(n, quota uint64) error {
 	if t.rank == "" {
 		return t.takeAlone(n, quota)
 	}
-	err := t.change(func(list []Record) error {
-		if quota == 0 {
-			return nil
+	if quota == 0 {
+		t.held += n
+		if err := t.change(0, nil, nil); err != nil && !isLocked(err) {
+			t.held -= n
+			return t.explain("take room", err)
 		}
+		return nil
+	}
+	err := t.change(lockWait, func(list []Record) error {
 		var held uint64
 		for _, r := range list {
 			held += r.Held
@@ -159,18 +171,22 @@ func (t *Table) Give(n uint64) error {
 	if t.rank == "" {
 		return nil
 	}
-	return t.explain("give back room", t.outside(func() error { return t.change(nil, nil) }))
+	err := t.outside(func() error { return t.change(tellWait, nil, nil) })
+	if isLocked(err) {
+		return nil
+	}
+	return t.explain("give back room", err)
 }
 
 // Wrote notes how much this process has written in all.
 func (t *Table) Wrote(total uint64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if total == t.written || t.rank == "" {
+	if total == t.written && !t.untold || t.rank == "" {
 		return nil
 	}
 	t.written = total
-	return t.explain("count what was written", t.outside(func() error { return t.change(nil, nil) }))
+	return t.explain("count what was written", t.outside(func() error { return t.change(tellWait, nil, nil) }))
 }
 
 // outside closes the file again that a change opened. Called with mu held.
@@ -207,8 +223,9 @@ func (t *Table) rest() {
 
 // change writes this process's record while others are kept from the file. check may refuse with
 // what all records say; commit changes the record. Called with mu held.
-func (t *Table) change(check func([]Record) error, commit func()) error {
-	f, err := t.lock()
+func (t *Table) change(wait time.Duration, check func([]Record) error, commit func()) error {
+	t.untold = true
+	f, err := t.lock(wait)
 	if err != nil {
 		return err
 	}
@@ -235,12 +252,16 @@ func (t *Table) change(check func([]Record) error, commit func()) error {
 	if err != nil && commit != nil {
 		t.held = held
 	}
+	t.untold = err != nil
 	return err
 }
 
+// isLocked reports whether an error says that another has the lock.
+func isLocked(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) }
+
 // lock opens the file, if it is not open, and locks it. One that was removed meanwhile is opened
 // anew.
-func (t *Table) lock() (*file, error) {
+func (t *Table) lock(wait time.Duration) (*file, error) {
 	for {
 		if t.file == nil {
 			f, err := open(t.sys, t.base, true)
@@ -249,12 +270,12 @@ func (t *Table) lock() (*file, error) {
 			}
 			t.file = f
 		}
-		wait := lockWait
-		if t.stuck {
-			wait = 0
+		named, err := t.file.lock(max(wait-t.waited, 0))
+		if isLocked(err) {
+			t.waited = max(t.waited, wait)
+		} else {
+			t.waited = 0
 		}
-		named, err := t.file.lock(wait)
-		t.stuck = errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES)
 		if err != nil {
 			t.file.close()
 			t.file = nil
@@ -468,19 +489,8 @@ func (f *file) close() {
 
 // lock takes the lock, waiting for it so long; named says whether the name still is this file.
 func (f *file) lock(wait time.Duration) (named bool, err error) {
-	deadline := time.Now().Add(wait)
-	for {
-		err := filesys.Retry(func() error { return f.sys.Lock(f.fd, true) })
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) {
-			return false, fmt.Errorf("lock it: %w", err)
-		}
-		if time.Now().After(deadline) {
-			return false, fmt.Errorf("it stays locked: a process that counts was stopped (fuser names it): %w", err)
-		}
-		time.Sleep(200 * time.Microsecond)
+	if err := await(wait, func() error { return f.sys.Lock(f.fd, true) }); err != nil {
+		return false, fmt.Errorf("lock it: %w", err)
 	}
 	var st unix.Stat_t
 	err = filesys.Retry(func() error { return f.sys.Fstatat(f.ebb, fileName, &st) })
@@ -492,6 +502,21 @@ func (f *file) lock(wait time.Duration) (named bool, err error) {
 		return false, err
 	}
 	return st.Ino == f.ino, nil
+}
+
+// await takes a lock by a call that does not wait.
+func await(wait time.Duration, lock func() error) error {
+	deadline := time.Now().Add(wait)
+	for {
+		err := filesys.Retry(lock)
+		if err == nil || !isLocked(err) {
+			return err
+		}
+		if !time.Now().Before(deadline) {
+			return fmt.Errorf("it stays locked: a process that counts was stopped (fuser names it): %w", err)
+		}
+		time.Sleep(200 * time.Microsecond)
+	}
 }
 
 func (f *file) unlock() { _ = filesys.Retry(func() error { return f.sys.Lock(f.fd, false) }) }

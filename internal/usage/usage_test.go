@@ -139,8 +139,10 @@ func beTaker() int {
 	if err != nil {
 		return 3
 	}
-	table := NewTable(filesys.Kernel{}, base, rank, o)
-	dir := filepath.Join(base, rank)
+	table, dir := NewTable(filesys.Kernel{}, base, rank, o), filepath.Join(base, rank)
+	if rank == "" {
+		table = Alone(filesys.Kernel{}, base, o)
+	}
 	if os.MkdirAll(dir, 0o700) != nil {
 		return 3
 	}
@@ -159,6 +161,7 @@ func beTaker() int {
 		if os.WriteFile(path, make([]byte, n), 0o600) != nil {
 			return 3
 		}
+		table.Taken(takerQuota)
 		if i%3 > 0 {
 			if os.Remove(path) != nil || table.Give(n) != nil {
 				return 3
@@ -177,6 +180,41 @@ const takerQuota = 100_000
 // never is more than the quota, and who is refused is refused for what others hold.
 func TestProcessesThatRaceNeverExceedAQuota(t *testing.T) {
 	base := newBase(t)
+	race(t, base, func(i int) string { return fmt.Sprintf("j/actor_cell0_rank%d", i) })
+	// All have ended. What they left counts as long as it lies there, and no longer.
+	held := uint64(filesIn(base))
+	mine := newTestTable(t, base, "k/actor_cell0_rank0")
+	var quota *QuotaError
+	if err := mine.Take(takerQuota-held+1, takerQuota); !errors.As(err, &quota) || quota.Held != held {
+		t.Fatalf("the dead left %d bytes: %v", held, err)
+	}
+	must(t, mine.Take(takerQuota-held, takerQuota))
+	must(t, mine.Give(takerQuota-held))
+	must(t, os.RemoveAll(filepath.Join(base, "j")))
+	must(t, mine.Take(takerQuota, takerQuota))
+}
+
+// So it is in a directory that all of them were merely given, where nothing but their files is written.
+func TestProcessesThatRaceInADirectoryOfTheUsersOwnNeverExceedAQuota(t *testing.T) {
+	base := t.TempDir()
+	race(t, base, func(int) string { return "" })
+	list, err := os.ReadDir(base)
+	must(t, err)
+	for _, entry := range list {
+		if !rankdir.IsDataFile(entry.Name()) {
+			t.Errorf("left there: %s", entry.Name())
+		}
+	}
+	held := uint64(filesIn(base))
+	var quota *QuotaError
+	if err := Alone(filesys.Kernel{}, base, self(t)).Take(takerQuota-held+1, takerQuota); !errors.As(err, &quota) || quota.Held != held {
+		t.Errorf("the dead left %d bytes: %v", held, err)
+	}
+}
+
+// race has processes take room in a directory, each as the rank of its number, and watches their files.
+func race(t *testing.T, base string, rank func(i int) string) {
+	t.Helper()
 	stop, watched := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(watched)
@@ -195,7 +233,7 @@ func TestProcessesThatRaceNeverExceedAQuota(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 12 {
 		child := exec.Command(os.Args[0])
-		child.Env = append(os.Environ(), "EBB_TEST_TAKER="+base, fmt.Sprintf("EBB_TEST_RANK=j/actor_cell0_rank%d", i))
+		child.Env = append(os.Environ(), "EBB_TEST_TAKER="+base, "EBB_TEST_RANK="+rank(i))
 		child.Stderr = os.Stderr
 		must(t, child.Start())
 		all.Go(func() {
@@ -210,17 +248,6 @@ func TestProcessesThatRaceNeverExceedAQuota(t *testing.T) {
 	all.Wait()
 	close(stop)
 	<-watched
-	// All have ended. What they left counts as long as it lies there, and no longer.
-	held := uint64(filesIn(base))
-	mine := newTestTable(t, base, "k/actor_cell0_rank0")
-	var quota *QuotaError
-	if err := mine.Take(takerQuota-held+1, takerQuota); !errors.As(err, &quota) || quota.Held != held {
-		t.Fatalf("the dead left %d bytes: %v", held, err)
-	}
-	must(t, mine.Take(takerQuota-held, takerQuota))
-	must(t, mine.Give(takerQuota-held))
-	must(t, os.RemoveAll(filepath.Join(base, "j")))
-	must(t, mine.Take(takerQuota, takerQuota))
 }
 
 // filesIn sums up the sizes of data files.
@@ -458,7 +485,7 @@ func TestWhereTheLockWasNotToBeHadNobodyWaitsAgainUntilItIs(t *testing.T) {
 	base := newBase(t)
 	faults := filesys.NewFaults(filesys.Kernel{})
 	table := NewTable(faults, base, "job/rank", self(t))
-	table.stuck = true // it has waited
+	table.waited = lockWait // it has
 	must(t, faults.Set("lock:*:EAGAIN"))
 	if err := table.Take(5, 10); !errors.Is(err, unix.EAGAIN) || faults.Calls()["lock"] != 1 {
 		t.Fatalf("%v after %d attempts", err, faults.Calls()["lock"])
@@ -470,4 +497,26 @@ func TestWhereTheLockWasNotToBeHadNobodyWaitsAgainUntilItIs(t *testing.T) {
 	must(t, table.Take(5, 10))
 	must(t, faults.Set("lock:1:EAGAIN"))
 	must(t, table.Take(5, 10)) // it waits again
+}
+
+// Without a quota nobody waits for a lock to take room; what it took is told as soon as the lock can be had.
+func TestRoomWithoutAQuotaIsTakenWithoutWaiting(t *testing.T) {
+	base := newBase(t)
+	faults := filesys.NewFaults(filesys.Kernel{})
+	table := NewTable(faults, base, "job/rank", self(t))
+	must(t, faults.Set("lock:*:EAGAIN"))
+	for range 3 {
+		must(t, table.Take(5, 0))
+	}
+	if n := faults.Calls()["lock"]; n != 3 {
+		t.Errorf("%d attempts to lock", n)
+	}
+	if err := table.Wrote(7); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("what cannot be told: %v", err)
+	}
+	must(t, faults.Set(""))
+	must(t, table.Wrote(7))
+	if list := records(t, base); len(list) != 1 || list[0].Held != 15 || list[0].Written != 7 {
+		t.Errorf("%+v", list)
+	}
 }
