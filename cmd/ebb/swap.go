@@ -29,6 +29,7 @@ type swapFlags struct {
 	options   swap.Options
 	tokenFile string
 	eventLog  string
+	wrong     error    // with an address
 	given     []string // flags but --to, as words, to repeat them in another command
 }
 
@@ -64,7 +65,8 @@ func (s *swapFlags) add(cmd *cobra.Command) {
 	f.Var(&value{kind: "URL,…", parse: s.noting("engine", func(text string) error {
 		for address := range strings.SplitSeq(text, ",") {
 			if _, err := rollout.ParseURL(address); err != nil {
-				return err
+				s.wrong = launch.Usagef("--engine: %w", err) // said later: the flag's own error repeats what was given
+				return nil
 			}
 			s.options.Engines = append(s.options.Engines, swap.EngineSpec{URL: strings.TrimRight(address, "/")})
 		}
@@ -136,21 +138,21 @@ func words(to *[]string) func(string) error {
 	}
 }
 
+// parseSwapTimeout is parseTimeout without 0, in which nothing could be done.
 func parseSwapTimeout(text string) (time.Duration, error) {
-	d, err := time.ParseDuration(text)
-	if seconds, e := strconv.ParseFloat(text, 64); e == nil {
-		d, err = time.Duration(seconds*float64(time.Second)), nil
+	d, err := parseTimeout(text)
+	if err == nil && d == 0 {
+		err = errors.New("must be above 0")
 	}
-	if err != nil || d <= 0 || d > 7*24*time.Hour {
-		return 0, errors.New("must be a number of seconds, or a time such as 90s or 5m, above 0 and at most a week")
-	}
-	return d, nil
+	return d, err
 }
 
 func (s *swapFlags) run(ctx context.Context) error {
 	switch {
 	case s.options.To == "":
 		return launch.Usagef("who gets the memory? give --to rollout or --to train")
+	case s.wrong != nil:
+		return s.wrong
 	case len(s.options.Engines) == 0:
 		return launch.Usagef("whose memory is it else? give --engine URL, or --engine-command CMD")
 	}
@@ -308,13 +310,13 @@ func stepLine(s swap.Step) string {
 	}
 	state := s.State
 	if !s.OK {
-		state += " !"
+		state += "!"
 	}
 	end := []rune(detail(s))
-	if len(end) > 44 {
-		end = append(end[:43], '…')
+	if len(end) > 41 {
+		end = append(end[:40], '…')
 	}
-	return strings.TrimRight(fmt.Sprintf("%-6s  %-34s  %-10s  %s", s.Step, cut(name, 34), state, string(end)), " ")
+	return strings.TrimRight(fmt.Sprintf("%-6s  %-33s  %-13s  %s", s.Step, cut(name, 33), state, string(end)), " ")
 }
 
 // detail is the last column.

@@ -126,7 +126,7 @@ func (c *conductor) handOver(ctx context.Context, cycle int, to, operation strin
 // ebb runs a verb on the ranks of this demo and takes its JSON.
 func (c *conductor) ebb(ctx context.Context, answer any, verb ...string) error {
 	args := append([]string{filepath.Join(c.Dist, "bin/ebb")}, verb...)
-	text, err := c.command(ctx, append(args, "--job", c.node, "--disk-dir", c.diskDir(), "--json")...)
+	text, err := c.command(ctx, append(args, "--job", c.node, "--runtime-dir", c.runtimeDir(), "--disk-dir", c.diskDir(), "--json")...)
 	if err != nil {
 		return err
 	}

@@ -56,6 +56,7 @@ type demo struct {
 
 func (d *demo) diskDir() string      { return filepath.Join(d.dir, "disk") }
 func (d *demo) logDir() string       { return filepath.Join(d.dir, "logs") }
+func (d *demo) runtimeDir() string   { return filepath.Join(d.dir, "run") } // of control sockets
 func (d *demo) rolloutsPath() string { return filepath.Join(d.dir, "rollouts") }
 
 // deviceMiB is the capacity of the software device: a little more than what the ranks take.
@@ -88,7 +89,7 @@ func run(ctx context.Context, c config, progress *bar) (res result, err error) {
 		}
 		err = errors.Join(err, d.cleanUp())
 	}()
-	for _, dir := range []string{d.diskDir(), d.logDir()} {
+	for _, dir := range []string{d.diskDir(), d.logDir(), d.runtimeDir()} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			return res, err
 		}

@@ -185,6 +185,7 @@ func (d *demo) device() []string {
 		"SOFTGPU_NODE=" + d.node,
 		"SOFTGPU_DEVICES=1",
 		"SOFTGPU_MEM_MB=" + strconv.Itoa(d.deviceMiB()),
+		"EBB_RUNTIME_DIR=" + d.runtimeDir(),
 		"DEMO_EVENTS=" + filepath.Join(d.dir, "events"),
 	}
 }

@@ -236,7 +236,7 @@ func (e *engineServer) putToSleep(t *testing.T) {
 // swapCommand is the command, for the seat's engine where the arguments name none.
 func (s *seat) swapCommand(t *testing.T, to string, args ...string) *exec.Cmd {
 	t.Helper()
-	all := append([]string{"swap", "--to", to}, args...)
+	all := append([]string{"swap", "--to", to, "--runtime-dir", s.runtime, "--disk-dir", s.disk}, args...)
 	if !slices.Contains(args, "--engine") && !slices.Contains(args, "--engine-command") {
 		all = append(all, "--engine", s.engine.url)
 	}

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/pflag"
+
+	"github.com/ebb-offload/ebb/internal/swap"
+)
+
+func TestStepsFitTheScreen(t *testing.T) {
+	long := strings.Repeat("actor-with-a-name/", 9)
+	for _, s := range []swap.Step{
+		{Step: swap.StepRank, What: long, State: "resident", OK: true, Bytes: 999_999_999_999, Seconds: 99999},
+		{Step: swap.StepRank, What: long, State: "resident", Error: strings.Repeat("no safe point ", 20)},
+		{Step: swap.StepEngine, What: long, Kind: "sglang", State: "partly asleep", Error: long},
+		{Step: swap.StepEngine, What: long, Kind: "command", State: "awake", OK: true, Already: true},
+		{Step: swap.StepMemory, What: long, State: "free", Bytes: 1e15, Total: 1e15, Need: 1e15},
+	} {
+		line := stepLine(s)
+		if n := utf8.RuneCountInString(line); n > textWidth || strings.Contains(line, "\n") {
+			t.Errorf("%d columns: %s", n, line)
+		}
+		if !s.OK && !strings.Contains(line, "!") {
+			t.Errorf("a failure is not marked: %s", line)
+		}
+	}
+}
+
+func TestTheCommandThatGoesBackIsTheOtherDirection(t *testing.T) {
+	s := swapFlags{options: swap.Options{To: swap.ToRollout}}
+	s.given = []string{"--engine", "http://127.0.0.1:8000", "--engine-command", "it's ./engine.sh"}
+	s.ranks.add(pflag.NewFlagSet("", pflag.ContinueOnError))
+	if err := s.ranks.flags.Set("role", "actor"); err != nil {
+		t.Fatal(err)
+	}
+	want := `ebb swap --to train --engine http://127.0.0.1:8000 --engine-command 'it'\''s ./engine.sh' --role actor`
+	if got := s.goBack(); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	s.options.To = swap.ToTrain
+	if got := s.goBack(); !strings.HasPrefix(got, "ebb swap --to rollout --engine ") {
+		t.Error(got)
+	}
+}
+
+func TestTimeoutsAreSecondsOrTimes(t *testing.T) {
+	for text, want := range map[string]time.Duration{"90": 90 * time.Second, "0.5": 500 * time.Millisecond, "2m": 2 * time.Minute} {
+		if got, err := parseSwapTimeout(text); got != want || err != nil {
+			t.Errorf("%s: %v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "0", "-1", "-1s", "soon", "1e30", "NaN", "inf", "200h"} {
+		if got, err := parseSwapTimeout(text); err == nil {
+			t.Errorf("%q is %v", text, got)
+		}
+	}
+}
