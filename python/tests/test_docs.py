@@ -1,5 +1,7 @@
-"""The examples of docs/python.md run. Those with PyTorch run on a GPU (test/gpu/python_api.py)."""
+"""The examples of docs/python.md run. Those with PyTorch run on a GPU (test/gpu/python_api.py). Those of the
+other pages use what there is."""
 
+import ast
 import contextlib
 import io
 import re
@@ -11,10 +13,25 @@ from support import ROOT, Memory, free, malloc
 TEXT = (ROOT / "docs/python.md").read_text()
 
 
-def examples():
+def examples(text=TEXT):
     """(line, code) of each Python block."""
-    for found in re.finditer(r"^```python\n(.*?)^```$", TEXT, re.M | re.S):
-        yield TEXT.count("\n", 0, found.start()) + 2, found.group(1)
+    for found in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S):
+        yield text.count("\n", 0, found.start()) + 2, found.group(1)
+
+
+def names_of(file):
+    """What a module of the package defines at its top."""
+    tree = ast.parse((ROOT / "python/ebb" / file).read_text())
+    return {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+
+
+def used(code):
+    """The dotted names that begin with ebb."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            if name.startswith("ebb."):
+                yield name
 
 
 class Docs(Memory):
@@ -45,6 +62,24 @@ class Docs(Memory):
         self.assertIn(("train_step", True), calls)
         self.assertNotIn(("train_step", False), calls)
         self.assertEqual(ebb.status()["bytes_paused"], 0)
+
+    def test_names_on_all_pages_exist(self):
+        header = (ROOT / "abi/ebb.h").read_text()
+        torch = names_of("torch.py")
+        found = 0
+        for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+            for line, code in examples(page.read_text()):
+                for name in used(code):
+                    found += 1
+                    with self.subTest(page=page.name, line=line, name=name):
+                        _, first, *more = name.split(".")
+                        if "CDLL(None)" in code:
+                            self.assertRegex(header, rf"\b{first}\(")
+                        elif first == "torch":
+                            self.assertTrue(not more or more[0] in torch)
+                        else:
+                            self.assertTrue(hasattr(ebb, first))
+        self.assertGreater(found, 20)
 
     def test_every_exception_is_in_the_table(self):
         listed = set(re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in TEXT.splitlines() if line.startswith("| `"))))
