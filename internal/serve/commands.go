@@ -27,7 +27,7 @@ type commandReport struct {
 	ID          string     `json:"id"`           // of the ranks' control commands
 	OK          bool       `json:"ok"`
 	Ranks       rankCounts `json:"ranks"`
-	Moved       moved      `json:"moved"`
+	Totals      totals     `json:"totals"`
 	Seconds     float64    `json:"seconds"`
 	Slowest     []named    `json:"slowest"` // at most maxNamed of each
 	Failed      []named    `json:"failed"`
@@ -44,8 +44,8 @@ type rankCounts struct {
 	Withdrawn int `json:"withdrawn"`
 }
 
-// moved are sums over the ranks, in bytes.
-type moved struct {
+// totals are sums over the ranks, in bytes.
+type totals struct {
 	Bytes   uint64 `json:"bytes"`
 	Device  uint64 `json:"device_bytes"`
 	Host    uint64 `json:"host_bytes"`
@@ -56,7 +56,7 @@ type moved struct {
 	Missing uint64 `json:"missing_bytes"`
 }
 
-func (m *moved) add(d *control.Done) {
+func (m *totals) add(d *control.Done) {
 	m.Bytes += d.Bytes
 	m.Device += d.DeviceBytes
 	m.Host += d.HostBytes
@@ -292,7 +292,7 @@ func (s *Server) report(r *run) commandReport {
 	var done []node.Outcome
 	for _, o := range outcomes {
 		if o.Done != nil {
-			c.Moved.add(o.Done)
+			c.Totals.add(o.Done)
 		}
 		switch {
 		case o.State == node.Done:

@@ -44,7 +44,7 @@ func TestAPauseReachesAllRanksThatAreMeant(t *testing.T) {
 		if !slices.Equal(got, test.want) {
 			t.Errorf("%s: ranks %v, want %v", name, got, test.want)
 		}
-		if n := len(test.want); !r.OK || r.MessageType != "pause" || r.Ranks.Total != n || r.Ranks.Done != n || r.Moved.Disk != uint64(n)<<30 {
+		if n := len(test.want); !r.OK || r.MessageType != "pause" || r.Ranks.Total != n || r.Ranks.Done != n || r.Totals.Disk != uint64(n)<<30 {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
@@ -122,7 +122,7 @@ func TestHalfWayAndFailed(t *testing.T) {
 	s := serving(t, f, nil)
 	e := refused(t, s.post("/v1/pause", "{}"), http.StatusConflict, codeHalfWay)
 	r := e.Error.Report
-	if r.OK || r.Ranks != (rankCounts{Total: 3, Done: 1, Failed: 1, Gone: 1}) || r.Moved.Bytes != 7 || len(r.Failed) != 2 {
+	if r.OK || r.Ranks != (rankCounts{Total: 3, Done: 1, Failed: 1, Gone: 1}) || r.Totals.Bytes != 7 || len(r.Failed) != 2 {
 		t.Errorf("%+v", r)
 	}
 	if n := r.Failed[0]; n.Rank != "actor cell 0 rank 1" || n.PID != 1001 || n.State != "failed" || n.Message != "No space left on device" || n.Code != 7 {
@@ -233,7 +233,7 @@ func TestTheSameKeyIsTheSameRequest(t *testing.T) {
 	const body = `{"ranks":["0","1"],"timeout_s":30}`
 	first := as[commandReport](t, s.post("/v1/pause", body, "Idempotency-Key", "step 7"), http.StatusOK)
 	again := as[commandReport](t, s.post("/v1/pause", `{"timeout_s":5,"ranks":["1","0","1"]}`, "Idempotency-Key", "step 7"), http.StatusOK)
-	if again.ID != first.ID || again.Ranks != first.Ranks || again.Moved != first.Moved {
+	if again.ID != first.ID || again.Ranks != first.Ranks || again.Totals != first.Totals {
 		t.Errorf("%+v\nis not %+v", again, first)
 	}
 	if n := len(f.commanded()); n != 2 {
