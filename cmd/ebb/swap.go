@@ -45,8 +45,11 @@ their memory is free the engine is woken. To train: the engine is put to sleep, 
 is free (not only when it says so) the ranks are resumed. The ranks take part at their safe points.
 
 It can be repeated at any time: what is paused, resumed, asleep or awake already stays so, and where
-nobody needs the memory nothing is moved. When it fails it says who holds the memory, and the command
-that goes back (docs/swap.md).`,
+nobody needs the memory nothing is moved. When it fails it says who holds the memory, and which
+command goes back (docs/swap.md).
+
+Ends with 0 when it is done, with 1 when a rank or an engine failed, with 3 when no rank is running,
+and with 4 when the deadline passed.`,
 		Example: `  ebb swap --to rollout --engine http://127.0.0.1:8000
   ebb swap --to train --engine http://127.0.0.1:30000 --engine-pause abort
   ebb swap --to train --engine-command ./engine.sh --timeout 2m`,
@@ -62,7 +65,7 @@ that goes back (docs/swap.md).`,
 func (s *swapFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.Var(&value{kind: "rollout|train", parse: into(&s.options.To, word(swap.ToRollout, swap.ToTrain))}, "to", "who gets the memory")
-	f.Var(&value{kind: "URL,…", parse: s.noting("engine", func(text string) error {
+	f.Var(&value{kind: "URL", parse: s.noting("engine", func(text string) error {
 		for address := range strings.SplitSeq(text, ",") {
 			if _, err := rollout.ParseURL(address); err != nil {
 				s.wrong = launch.Usagef("--engine: %w", err) // said later: the flag's own error repeats what was given
@@ -82,8 +85,8 @@ func (s *swapFlags) add(cmd *cobra.Command) {
 		s.options.Engines = append(s.options.Engines, swap.EngineSpec{Command: text})
 		return nil
 	})}, "engine-command", "another engine: a command for /bin/sh, called with one word more: sleep, wake or status (prints awake, asleep or unknown)")
-	f.Var(&value{kind: "TAG,…", parse: s.noting("engine-tag", words(&s.options.Settings.Tags))}, "engine-tag",
-		"only these parts of the engine's memory, as weights or kv_cache (default all; vLLM: of waking only)")
+	f.Var(&value{kind: "TAG", parse: s.noting("engine-tag", words(&s.options.Settings.Tags))}, "engine-tag",
+		"only this part of the engine's memory, as weights or kv_cache, or several with commas (default all; vLLM: of waking only)")
 	f.Var(&value{text: "1", kind: "1|2", parse: s.noting("engine-level", into(&s.options.Settings.Level, func(text string) (int, error) {
 		text, err := launch.ParseChoice(text, "1", "2")
 		if err != nil {
@@ -105,7 +108,7 @@ func (s *swapFlags) add(cmd *cobra.Command) {
 	})}, "engine-state", "what an SGLang engine is now, which does not say it; counts where ebb has no note of what it did to it")
 	f.Var(&value{kind: "FILE", parse: s.noting("engine-token-file", into(&s.tokenFile, anything))}, "engine-token-file",
 		"file with the engines' bearer token (default: the variable EBB_ENGINE_TOKEN)")
-	f.Var(&value{kind: "TAG,…", parse: s.noting("tag", words(&s.options.Tags))}, "tag", "only this memory of the ranks (default all)")
+	f.Var(&value{kind: "TAG", parse: s.noting("tag", words(&s.options.Tags))}, "tag", "only memory of the ranks of this tag, or of several with commas (default all)")
 	f.Var(&value{text: "10m", kind: "TIME", parse: into(&s.options.Timeout, parseSwapTimeout)}, "timeout",
 		"until all of it must be done: seconds, or a time such as 90s or 5m")
 	f.Var(&value{kind: "DIR", parse: s.noting(eventLogFlag, into(&s.eventLog, launch.ParseEventLog))}, eventLogFlag,
