@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ebb-offload/ebb/internal/filesys"
+	"github.com/ebb-offload/ebb/internal/control"
 	"github.com/ebb-offload/ebb/internal/launch"
 	"github.com/ebb-offload/ebb/internal/rankdir"
 )
@@ -24,6 +25,7 @@ type gcResult struct {
 	Files       int              `json:"files"` // removed, or to be removed
 	Bytes       uint64           `json:"bytes"`
 	Discarded   uint64           `json:"discarded"` // of Bytes, with --discard: given back first
+	Sockets     []string         `json:"sockets"`   // control sockets of dead processes, likewise
 	Errors      []string         `json:"errors"`
 
 	looked []string // those of the directories that could be looked at
@@ -39,10 +41,11 @@ func newGC() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gc",
 		Short: "Remove what dead runs left on disk",
-		Long: `Removes rank directories and backup files whose processes are dead. What a live run uses, and
-everything that ebb cannot prove to be its own, is left alone. Without --disk-dir that is done in
-the disk directory of ebb run, and to backup files in TMS_DISK_BACKUP_DIR, or else /tmp, where ranks
-of the cpu target put those of regions with disk backup.
+		Long: `Removes rank directories and backup files whose processes are dead, and control sockets of dead
+processes. What a live run uses, and everything that ebb cannot prove to be its own, is left alone.
+Without --disk-dir that is done in the disk directory of ebb run, and to backup files in
+TMS_DISK_BACKUP_DIR, or else /tmp, where ranks of the cpu target put those of regions with disk
+backup.
 
 Removing a file makes its blocks free; the drive keeps the bytes until it overwrites or discards
 them. --discard asks for more, as far as the file system offers it: that the drive returns zeros for
@@ -103,7 +106,7 @@ func defaultDirs() ([]string, error) {
 // collect collects from all directories; what is wrong with one does not keep the others from it. In
 // bare, if it is not empty, lie the files of ranks that have no directory of their own.
 func collect(dirs []string, bare string, how rankdir.SweepOptions) gcResult {
-	r := gcResult{MessageType: "gc", DryRun: how.Dry, DiskDirs: []string{}, Reports: []rankdir.Report{}, Errors: []string{}}
+	r := gcResult{MessageType: "gc", DryRun: how.Dry, DiskDirs: []string{}, Reports: []rankdir.Report{}, Sockets: []string{}, Errors: []string{}}
 	disks := launch.NewDisks(os.Getenv)
 	for _, dir := range dirs {
 		abs, err := filepath.Abs(dir)
@@ -127,6 +130,11 @@ func collect(dirs []string, bare string, how rankdir.SweepOptions) gcResult {
 		if err != nil {
 			r.fail(err, bare)
 		}
+	}
+	sockets, err := control.RemoveDead(control.Dirs(os.Getenv, os.Geteuid()), how.Dry)
+	r.Sockets = append(r.Sockets, sockets...)
+	if err != nil {
+		r.fail(err, "")
 	}
 	for _, report := range r.Reports {
 		r.Files += len(report.Files)

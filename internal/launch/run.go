@@ -97,6 +97,7 @@ func Run(req Request) (out Outcome, err error) {
 	if err := probe(req.Options, libs, Apply(req.Environ, settings), signals); err != nil {
 		return out, err
 	}
+	defer sweepSockets(getenv, req.note)
 	if req.Disk() {
 		for _, base := range bases {
 			if err := disks.Make(base); err != nil {
