@@ -30,7 +30,7 @@ type part struct {
 // looks at, a driver that has to start, and a measurement.
 const (
 	hereLimit   = 10 * time.Second
-	childLimit  = 4 * time.Second
+	childLimit  = 6 * time.Second
 	deviceLimit = 30 * time.Second
 	rateLimit   = 60 * time.Second
 )
