@@ -132,3 +132,16 @@ func readText(t *testing.T, file string) string {
 	}
 	return string(text)
 }
+
+// A rank that cannot take its lease in time has no managed memory, and says why; the launcher goes on.
+func TestARankWhoseLeaseGivesNoAnswer(t *testing.T) {
+	n := newNode(t, 64)
+	n.env = append(n.env, "EBB_IO_TIMEOUT=1")
+	m := stoppedServer(t)
+	o := run(t, n.ebbRun(t, diskFlags(filepath.Join(m.dir, "disk")), "lease.py", strconv.Itoa(m.server)))
+	said := lines(o.stdout, "no answer in 1")
+	if o.status != 0 || len(said) != 1 || !strings.Contains(said[0], filepath.Join(m.dir, "disk", ".ebb")) {
+		t.Error(o)
+	}
+	wantNoFiles(t, m.dir)
+}
