@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/ebb-offload/ebb/internal/control"
+	"github.com/ebb-offload/ebb/internal/version"
 )
 
 // commanded is a rank that is commanded from outside, and told what its program does.
@@ -386,4 +387,25 @@ func TestWithoutControlThereIsNoSocket(t *testing.T) {
 	if log := c.stderr.String(); log != "" {
 		t.Errorf("%q", log)
 	}
+}
+
+// The program of docs/control.md does what it says.
+func TestTheExampleOfTheProtocolWorks(t *testing.T) {
+	page := string(readFile(t, filepath.Join(root, "docs/control.md")))
+	_, rest, begins := strings.Cut(page, "```python\n")
+	program, _, ends := strings.Cut(rest, "```\n")
+	if !begins || !ends {
+		t.Fatal("docs/control.md has no program")
+	}
+	n := newNode(t, 64)
+	c := startCommanded(t, n)
+	c.do("idle")
+	cmd := n.process(t, "python3", "-c", program, strconv.Itoa(c.pid))
+	cmd.Env = append(cmd.Env, "EBB_RUNTIME_DIR="+c.runtime)
+	want := fmt.Sprintf("speaking to %d with ebb %s\npaused 8388608 bytes, free again: 8388608\nresumed 8388608 bytes\n", c.pid, version.Version)
+	if got := succeed(t, cmd); got != want {
+		t.Errorf("it prints %q, want %q", got, want)
+	}
+	c.do("go")
+	c.do("check")
 }
