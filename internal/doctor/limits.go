@@ -69,7 +69,7 @@ func (x examination) limits() []Finding {
 	if n := limitOf(unix.RLIMIT_DATA); n != unlimited {
 		low = append(low, warn("ulimit -d unlimited", "a process may have at most %s of data (RLIMIT_DATA): backups in host memory count", size(n)))
 	}
-	if n := limitOf(unix.RLIMIT_NPROC); n < 4096 && x.notRoot() {
+	if n := limitOf(unix.RLIMIT_NPROC); n < 4096 && unix.Geteuid() != 0 {
 		low = append(low, warn("ulimit -u 65536", "at most %d threads of this user: each rank has dozens, and ebb adds up to some forty", n))
 	}
 	if n, known := x.system.number(x.pidsMax()); known && n < 1024 {
@@ -80,11 +80,6 @@ func (x examination) limits() []Finding {
 		low = append(low, ok("open files, file size, addresses and threads are not limited too low"))
 	}
 	return low
-}
-
-// notRoot reports whether limits on threads apply: to root they do not.
-func (x examination) notRoot() bool {
-	return x.system.field("/proc/self/status", "CapEff") != "000001ffffffffff" && unix.Geteuid() != 0
 }
 
 // pidsMax is the file with the limit on threads of this process's cgroup.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/ebb-offload/ebb/internal/control"
 	"github.com/ebb-offload/ebb/internal/control/client"
@@ -217,6 +218,9 @@ func (p *program) environment(context.Context) []Finding {
 	return rows
 }
 
+// controlLimit is how long an engine may take to say hello, which it does beside whatever else it does.
+const controlLimit = 2 * time.Second
+
 // control asks the engine through its control socket.
 func (p *program) control(ctx context.Context) Finding {
 	switch {
@@ -233,6 +237,8 @@ func (p *program) control(ctx context.Context) Finding {
 		return warn("look at what it said when its engine started; set EBB_RUNTIME_DIR to a directory of its user's",
 			"it has an engine, and no control socket is found: ebb status, pause and resume do not reach it")
 	}
+	ctx, cancel := context.WithTimeout(ctx, controlLimit)
+	defer cancel()
 	c, err := client.Dial(ctx, socket)
 	if err != nil {
 		return fail("ebb status says more; a process that is stopped or hangs does not answer", "no answer on %s: %s", socket, errorText(err))

@@ -13,7 +13,10 @@ const width = 100
 // Colours of verdicts (ECMA-48).
 var colours = map[Status]string{OK: "\x1b[32m", Warn: "\x1b[33m", Fail: "\x1b[1;31m", Skip: "\x1b[2m"}
 
-const plain = "\x1b[0m"
+const (
+	bold  = "\x1b[1m"
+	plain = "\x1b[0m"
+)
 
 // WriteText writes the page for people.
 func (r Result) WriteText(w io.Writer, coloured bool) {
@@ -28,7 +31,11 @@ func (r Result) WriteText(w io.Writer, coloured bool) {
 				fmt.Fprintln(w)
 			}
 			theme = f.Theme
-			fmt.Fprintln(w, theme)
+			if coloured {
+				fmt.Fprintln(w, bold+theme+plain)
+			} else {
+				fmt.Fprintln(w, theme)
+			}
 		}
 		mark := fmt.Sprintf("%-6s", "["+string(f.Status)+"]")
 		if coloured {

@@ -216,6 +216,21 @@ func TestADoctorOfAProcess(t *testing.T) {
 			if d.OK != (c.savers == "OK") {
 				t.Errorf("ok %v", d.OK)
 			}
+			if c.savers != "OK" {
+				return
+			}
+
+			// Stopped, it answers nobody, and can be looked at all the same.
+			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			d = n.doctor(t, nil, "--disk-dir", n.disk, "--pid", fmt.Sprint(pid))
+			if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			d.expect(t, theme, "process", "WARN", "stopped", fmt.Sprintf("kill -CONT %d", pid))
+			d.expect(t, theme, "process-library", "OK")
+			d.expect(t, theme, "process-control", "FAIL", "no answer on")
 		})
 	}
 }
