@@ -5,7 +5,7 @@
 #
 #   scripts/test-gpu.sh              everything
 #   scripts/test-gpu.sh PART...      some of it: train content children python expandable vllm tms
-#                                    fingerprint throughput bench demo, and reference, which needs more
+#                                    fingerprint throughput swap bench demo, and reference, which needs more
 #
 # The parts tms and reference need the published torch_memory_saver, the part vllm the sleep allocator
 # of the published vLLM, in build/wheels. Where there is a network, make gpu-wheels fetches both; take
@@ -290,6 +290,12 @@ reference_parts() {
 	"$python" "$tests/reference.py" "$logs/reference" || true
 }
 
+# The GPU changes hands between a rank and a second process that holds nearly all of it.
+swap_parts() {
+	part "swap" 300 0 env GPUTEST_DISK="$disk" "$python" "$tests/swap.py"
+	no_files_left "swap"
+}
+
 demo_parts() {
 	part "demo" 240 0 "$python" examples/demo/demo_gpu.py
 	local last
@@ -298,7 +304,7 @@ demo_parts() {
 }
 
 parts=("$@")
-[[ $# -gt 0 ]] || parts=(train content children python expandable vllm tms fingerprint throughput bench demo)
+[[ $# -gt 0 ]] || parts=(train content children python expandable vllm tms fingerprint throughput swap bench demo)
 for name in "${parts[@]}"; do
 	declare -F "${name}_parts" >/dev/null || { echo "test-gpu: no part named $name" >&2; exit 2; }
 	"${name}_parts"

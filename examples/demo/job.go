@@ -46,8 +46,9 @@ func runJob(ctx context.Context, tasks, helpers []task) error {
 	for _, t := range tasks {
 		go func() { ended <- t(job) }()
 	}
+	var helping sync.WaitGroup
 	for _, t := range helpers {
-		go func() { helped <- t(job) }()
+		helping.Go(func() { helped <- t(job) })
 	}
 	var first error
 	fail := func(err error) {
@@ -56,14 +57,12 @@ func runJob(ctx context.Context, tasks, helpers []task) error {
 			stop()
 		}
 	}
-	helping := len(helpers)
 	for running := len(tasks); running > 0; {
 		select {
 		case err := <-ended:
 			running--
 			fail(err)
 		case err := <-helped:
-			helping--
 			if err == nil {
 				err = errEndedEarly
 			}
@@ -71,9 +70,7 @@ func runJob(ctx context.Context, tasks, helpers []task) error {
 		}
 	}
 	stop()
-	for range helping {
-		_ = <-helped // they were asked to stop
-	}
+	helping.Wait() // how they end now is no matter: they were asked to
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

@@ -643,3 +643,16 @@ func TestSeveralEnginesAreHandedTheMemory(t *testing.T) {
 		t.Errorf("the token is told: %v", o)
 	}
 }
+
+// The program that hands a real GPU over runs on the software device too.
+func TestTheHandOverOfAGPUOnTheSoftwareDevice(t *testing.T) {
+	if !long() {
+		t.Skip("a long test")
+	}
+	n := newNode(t, deviceMiB)
+	cmd := n.process(t, "python3", filepath.Join(root, "test/gpu/swap.py"), "--soft")
+	cmd.Env = append(cmd.Env, "GPUTEST_DISK="+n.disk)
+	if said := succeed(t, cmd); strings.Count(said, "PASS swap: ") < 10 || strings.Contains(said, "FAIL") {
+		t.Error(said)
+	}
+}
