@@ -193,18 +193,19 @@ func (s *Server) start(owner context.Context, deadline time.Time, id string, beg
 
 // choose is the ranks that a command means, and those of them that did not answer.
 func (s *Server) choose(ctx context.Context, c command) ([]node.Rank, []node.Silent, *refusal) {
-	ranks, silent, err := s.view.discover(ctx)
-	if ctx.Err() != nil {
+	d := s.view.discover(ctx)
+	if d == nil {
 		return nil, nil, refuse(http.StatusGatewayTimeout, codeLate, "give it a longer timeout_s", "the ranks were not found by the deadline")
 	}
-	if err != nil && len(ranks)+len(silent) == 0 {
-		return nil, nil, refuse(http.StatusInternalServerError, codeInternal, "", "looking for ranks: %s", oneLine(err))
+	nobody := len(d.ranks)+len(d.silent) == 0
+	if nobody && d.err != nil {
+		return nil, nil, refuse(http.StatusInternalServerError, codeInternal, "", "looking for ranks: %s", cut(oneLine(d.err), 2*maxName))
 	}
-	if len(ranks)+len(silent) == 0 {
+	if nobody {
 		return nil, nil, refuse(http.StatusConflict, codeNoRank, "ranks of ebb run and ebb exec are found while they run, and of this user",
 			"no rank is running")
 	}
-	chosen, unanswered, err := node.SelectBoth(ranks, silent, node.Selection{Roles: c.Roles, Ranks: c.Ranks, Cells: c.Cells, Jobs: c.Jobs, PIDs: c.PIDs})
+	chosen, unanswered, err := node.SelectBoth(d.ranks, d.silent, node.Selection{Roles: c.Roles, Ranks: c.Ranks, Cells: c.Cells, Jobs: c.Jobs, PIDs: c.PIDs})
 	var unknown *node.SelectionError
 	switch {
 	case errors.As(err, &unknown):

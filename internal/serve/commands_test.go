@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -454,5 +455,31 @@ func TestASilentRankKeepsItsName(t *testing.T) {
 	n := as[nodeReply](t, s.get("/v1/node"), http.StatusOK)
 	if n.Ranks != (stateCounts{Total: 1, Silent: 1}) || len(n.Silent) != 1 || n.Silent[0].Rank != "actor cell 0 rank 0" || n.Silent[0].Message != "it is stopped" {
 		t.Errorf("%+v", n)
+	}
+}
+
+// slow is a node on which finding the ranks takes until it is let go, from the second time on.
+type slow struct {
+	*fake
+	hold  chan struct{}
+	times atomic.Int32
+}
+
+func (s *slow) Discover(ctx context.Context) ([]node.Rank, []node.Silent, error) {
+	if s.times.Add(1) > 1 {
+		<-s.hold
+	}
+	return s.fake.Discover(ctx)
+}
+
+// A deadline that is too short to find out who hangs is kept all the same: the ranks known are commanded.
+func TestRanksKnownAreCommandedWhenFindingTakesTooLong(t *testing.T) {
+	f := &slow{fake: newFake(2), hold: make(chan struct{})}
+	s := serving(t, f, nil)
+	defer close(f.hold)
+	<-f.watched
+	<-f.watched
+	if r := as[commandReport](t, s.post("/v1/pause", `{"timeout_s":0.5}`), http.StatusOK); r.Ranks.Done != 2 {
+		t.Errorf("%+v", r)
 	}
 }

@@ -242,9 +242,9 @@ func (s *Server) follow(ctx context.Context) {
 	every := time.NewTicker(findEvery)
 	defer every.Stop()
 	for {
-		ranks, _, err := s.view.discover(ctx)
-		s.findings.say(err)
-		for _, rank := range ranks {
+		d := s.view.search()
+		s.findings.say(d.err)
+		for _, rank := range d.ranks {
 			mu.Lock()
 			known := followed[rank.Socket]
 			followed[rank.Socket] = true

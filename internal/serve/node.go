@@ -44,6 +44,7 @@ type view struct {
 	last    *look // the latest
 	changed bool  // something was, since it was begun
 	flight  *flight
+	found   *discovery           // the latest
 	names   map[string]node.Rank // by socket: who a rank was that answers no longer
 }
 
@@ -81,10 +82,9 @@ func (v *view) get(ctx context.Context) *look {
 
 // fly carries one look out. It belongs to nobody who asked: they may go.
 func (v *view) fly(f *flight) {
-	l := &look{}
-	var ranks []node.Rank
-	ranks, l.silent, l.err = v.discover(context.Background())
-	l.ranks = v.node.Status(context.Background(), ranks, patience)
+	d := v.search()
+	l := &look{silent: d.silent, err: d.err}
+	l.ranks = v.node.Status(context.Background(), d.ranks, patience)
 	l.at = time.Now()
 	if v.looked != nil {
 		v.looked(l)
@@ -111,17 +111,55 @@ func (v *view) stale() {
 	}
 }
 
-// discover finds the ranks, and names those silent ones that answered before. The dead are left out. It
-// ends by itself: each rank has node.Patience to say who it is.
-func (v *view) discover(ctx context.Context) ([]node.Rank, []node.Silent, error) {
-	ranks, found, err := v.node.Discover(ctx)
+// discovery is who was found at one time.
+type discovery struct {
+	ranks  []node.Rank
+	silent []node.Silent // those that did not answer, and may be alive
+	err    error         // places that could not be looked at
+}
+
+// discover finds the ranks. A rank that hangs has node.Patience to say who it is; where a deadline leaves
+// less than that, those count that were found the last time, and the command itself finds out who answers.
+// It returns nil when the context ends first.
+func (v *view) discover(ctx context.Context) *discovery {
+	result := make(chan *discovery, 1)
+	go func() { result <- v.search() }()
+	enough := ctx
+	if deadline, ok := ctx.Deadline(); ok {
+		half, stop := context.WithDeadline(ctx, deadline.Add(-time.Until(deadline)/2))
+		defer stop()
+		enough = half
+	}
+	select {
+	case d := <-result:
+		return d
+	case <-enough.Done():
+	}
+	v.mu.Lock()
+	last := v.found
+	v.mu.Unlock()
+	if last != nil && ctx.Err() == nil {
+		return last
+	}
+	select {
+	case d := <-result:
+		return d
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// search finds the ranks, and names those silent ones that answered before. The dead are left out. It ends
+// by itself.
+func (v *view) search() *discovery {
+	ranks, found, err := v.node.Discover(context.Background())
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	names := map[string]node.Rank{}
 	for _, r := range ranks {
 		names[r.Socket] = r
 	}
-	var silent []node.Silent
+	d := &discovery{ranks: ranks, err: err}
 	for _, q := range found {
 		if q.Dead {
 			continue
@@ -130,10 +168,8 @@ func (v *view) discover(ctx context.Context) ([]node.Rank, []node.Silent, error)
 			q.Who = r.Who
 			names[q.Socket] = r
 		}
-		silent = append(silent, q)
+		d.silent = append(d.silent, q)
 	}
-	if ctx.Err() == nil {
-		v.names = names
-	}
-	return ranks, silent, err
+	v.names, v.found = names, d
+	return d
 }
