@@ -47,6 +47,13 @@ func TestPublishedModelsHaveTheirPublishedParameters(t *testing.T) {
 	}
 }
 
+// Published in whole billions: 106 B.
+func TestAModelPublishedInBillions(t *testing.T) {
+	if got := Count(config(t, "glm-4.5-air").Parameters() / 1e9 * 1e9); got != "106B" {
+		t.Errorf("GLM-4.5-Air has %s parameters", got)
+	}
+}
+
 var configs map[string]json.RawMessage
 
 // config is a model of testdata/configs.json.
