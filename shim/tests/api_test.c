@@ -254,7 +254,41 @@ static void unused_ranges_reach_the_engine(void)
 	EXPECT(ebb_pause_except(NULL, 0, NULL, 1, NULL) == EBB_ERR_INVALID && engine->pauses == 2);
 }
 
+/* As the engine calls them for the control socket. */
+static void calls_of_the_control_socket(void)
+{
+	const char *tags[] = {"a", "b"};
+	char text[256], byte = 0;
+	size_t need;
+	ebb_result result = {.struct_size = sizeof(result)};
+
+	managed_malloc(1);
+	struct fake_engine *engine = engine_seen();
+	const ebb_engine_calls *calls = engine->calls;
+
+	EXPECT(calls->status(text, sizeof(text), &need) == EBB_OK && strcmp(text, "{\"fake\":true}") == 0 && need == strlen(text));
+	EXPECT(calls->pause(tags, 2, 1.5, 77, &result) == EBB_OK && result.allocations == 7);
+	EXPECT(engine->requests == 1 && engine->pauses == 0 && engine->request_timeout_s == 1.5);
+	EXPECT(engine->ask == 77 && engine->ntags == 2 && strcmp(engine->tags[1], "b") == 0);
+	EXPECT(calls->resume(NULL, 0, 3, 78, &result) == EBB_OK && engine->resumes == 1);
+	EXPECT(engine->ask == 78 && engine->ntags == 0 && engine->resume_wait_s == 3);
+	EXPECT(calls->resume(NULL, 0, -1, 79, &result) == EBB_OK && engine->resume_wait_s == 2.5);
+	EXPECT(calls->read((void *)0x1000, 1, &byte) == EBB_OK && byte == 0x5a);
+
+	EXPECT(calls->read(NULL, 1, &byte) == EBB_ERR_INVALID);
+	EXPECT(calls->last_error_json(text, sizeof(text)) > 0 && strncmp(text, "{\"code\":1,", 10) == 0);
+	setenv("FAKE_REQUEST_CODE", "18", 1);
+	EXPECT(calls->pause(NULL, 0, 0, 80, &result) == EBB_ERR_TIMEOUT);
+	EXPECT(calls->last_error_json(text, sizeof(text)) > 0 && strstr(text, "request pause: FAKE_REQUEST_CODE said so") != NULL);
+
+	EXPECT(ebb_resume(NULL, 0, 0, NULL) == EBB_OK && engine->ask == 0); /* the program's own */
+	EXPECT(ebb_request_pause(NULL, 0, 0, NULL) == EBB_ERR_TIMEOUT && engine->ask == 0);
+}
+
 CASES(
+	{.says = "the control socket's calls are the program's, and the engine knows them by their number",
+	 .run = calls_of_the_control_socket,
+	 .env = {"EBB_RESUME_WAIT=2.5"}},
 	{.says = "without an engine there is nothing to pause, and no tag is known", .run = without_an_engine},
 	{.says = "without an engine the status says so, and is cut to the room there is",
 	 .run = status_without_an_engine},

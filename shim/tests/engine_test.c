@@ -103,6 +103,27 @@ static void no_quota(void)
 	EXPECT(engine_seen()->disk_quota == 0 && engine_seen()->file_faults[0] == '\0');
 }
 
+static void what_the_control_socket_needs(void)
+{
+	managed_malloc(1);
+	EXPECT(strcmp(engine_seen()->job, "j") == 0 && strcmp(engine_seen()->runtime_dir, "/r") == 0);
+	EXPECT(strcmp(engine_seen()->xdg_runtime_dir, "/x") == 0 && strcmp(engine_seen()->event_log, "/e") == 0);
+	EXPECT(engine_seen()->log_json && engine_seen()->calls != NULL && engine_seen()->descriptors != NULL);
+}
+
+static void a_control_socket_by_default(void)
+{
+	managed_malloc(1);
+	EXPECT(engine_seen()->calls != NULL && !engine_seen()->log_json);
+	EXPECT(engine_seen()->job[0] == '\0' && engine_seen()->runtime_dir[0] == '\0' && engine_seen()->event_log[0] == '\0');
+}
+
+static void no_control_socket(void)
+{
+	managed_malloc(1);
+	EXPECT(engine_seen()->calls == NULL);
+}
+
 static void the_default_deadline_of_disks(void)
 {
 	managed_malloc(1);
@@ -313,6 +334,17 @@ CASES(
 	 .run = no_quota,
 	 .env = {"EBB_DISK_QUOTA_BYTES=5GB"},
 	 .lines = {"ebb: EBB_DISK_QUOTA_BYTES=5GB is ignored: *"}},
+	{.says = "the engine is told what the control socket, events and log need",
+	 .run = what_the_control_socket_needs,
+	 .env = {"EBB_JOB=j", "EBB_RUNTIME_DIR=/r", "XDG_RUNTIME_DIR=/x", "EBB_EVENT_LOG=/e", "EBB_LOG_FORMAT=json", "EBB_CONTROL=1"}},
+	{.says = "by default there is a control socket, and the log is text",
+	 .run = a_control_socket_by_default,
+	 .env = {"EBB_CONTROL=", "EBB_RUNTIME_DIR=", "EBB_EVENT_LOG=", "EBB_JOB="}},
+	{.says = "the control socket can be turned off", .run = no_control_socket, .env = {"EBB_CONTROL=0"}},
+	{.says = "a format of the log that is none is named",
+	 .run = a_control_socket_by_default,
+	 .env = {"EBB_LOG_FORMAT=xml"},
+	 .lines = {"ebb: EBB_LOG_FORMAT=xml is ignored: neither text nor json"}},
 	{.says = "a disk may give no answer for two minutes", .run = the_default_deadline_of_disks},
 	{.says = "another deadline of disks", .run = a_deadline_of_disks, .env = {"EBB_IO_TIMEOUT=2.5"}},
 	{.says = "disks are waited for without end", .run = no_deadline_of_disks, .env = {"EBB_IO_TIMEOUT=0"}},

@@ -121,6 +121,13 @@ int ebb_engine_start(const ebb_engine_config *config)
 	copy(fake_engine.file_faults, sizeof(fake_engine.file_faults), config->file_faults);
 	copy(fake_engine.lease, sizeof(fake_engine.lease), config->lease);
 	copy(fake_engine.identity, sizeof(fake_engine.identity), config->identity);
+	copy(fake_engine.job, sizeof(fake_engine.job), config->job);
+	copy(fake_engine.runtime_dir, sizeof(fake_engine.runtime_dir), config->runtime_dir);
+	copy(fake_engine.xdg_runtime_dir, sizeof(fake_engine.xdg_runtime_dir), config->xdg_runtime_dir);
+	copy(fake_engine.event_log, sizeof(fake_engine.event_log), config->event_log);
+	fake_engine.log_json = config->log_json;
+	fake_engine.calls = config->calls;
+	fake_engine.descriptors = config->descriptors;
 
 	if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
 		files.rlim_cur = files.rlim_max;
@@ -221,6 +228,7 @@ static int move(const char *const *tags, size_t ntags, const ebb_engine_settings
 	fake_engine.capture_active = settings->capture_active;
 	fake_engine.unmanaged = settings->unmanaged;
 	fake_engine.resume_wait_s = settings->resume_wait_s;
+	fake_engine.ask = settings->ask;
 	fake_engine.nunused = settings->nunused;
 	for (size_t i = 0; i < settings->nunused && i < 2; i++)
 		fake_engine.unused[i] = settings->unused[i];

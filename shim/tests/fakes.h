@@ -50,6 +50,10 @@ struct fake_engine {
 	bool driver_given, lease_given, identity_given, discard, host_arena;
 	uint64_t disk_quota;
 	char lease[64], identity[128], disk_dirs[64], leases[64], file_faults[64];
+	char job[64], runtime_dir[64], xdg_runtime_dir[64], event_log[64];
+	int log_json;
+	const ebb_engine_calls *calls;
+	ebb_engine_descriptor *descriptors;
 	void *allocated_in_start;
 
 	/* What the last malloc was given. */
@@ -65,6 +69,7 @@ struct fake_engine {
 	int retain_cpu_backup, capture_active;
 	int64_t unmanaged;
 	double resume_wait_s, request_timeout_s, io_timeout_s;
+	uint64_t ask;
 
 	/* What the last read was given. */
 	const void *read_from;

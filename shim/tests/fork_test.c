@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -340,7 +342,39 @@ static void fork_beside_a_pause(void)
 	EXPECT(rmdir(directory) == 0);
 }
 
+static int noted_socket, another_file;
+
+static void child_has_no_socket(void)
+{
+	EXPECT(!is_open(noted_socket) && is_open(another_file));
+}
+
+/* As the engine notes it; fd last. */
+static void note(size_t slot, int fd, int described)
+{
+	struct stat st;
+
+	EXPECT(fstat(described, &st) == 0);
+	engine_seen()->descriptors[slot].dev = st.st_dev;
+	engine_seen()->descriptors[slot].ino = st.st_ino;
+	engine_seen()->descriptors[slot].fd = fd;
+}
+
+static void fork_beside_a_control_socket(void)
+{
+	managed_malloc(1);
+	noted_socket = socket(AF_UNIX, SOCK_STREAM, 0);
+	another_file = open("/dev/null", O_RDONLY);
+	EXPECT(noted_socket > 2 && another_file > 2);
+	note(EBB_ENGINE_DESCRIPTORS - 1, noted_socket, noted_socket);
+	note(0, another_file, noted_socket); /* the program has closed that one, and its number is another file's */
+	EXPECT(in_child(child_has_no_socket) == 0);
+	EXPECT(is_open(noted_socket) && is_open(another_file)); /* in the parent nothing changed */
+}
+
 CASES(
+	{.says = "a forked child keeps nothing of the control socket, and everything else",
+	 .run = fork_beside_a_control_socket},
 	{.says = "a child forked during a pause keeps no backup file open, and everything else",
 	 .run = fork_beside_a_pause,
 	 .env = {"FAKE_WAITS=1"}},
