@@ -16,7 +16,7 @@ import (
 // libraryVariables are those that no flag has: of the library, of the launcher for its ranks, of the
 // demo and of tests.
 var libraryVariables = []string{
-	"EBB_DISK_DIRS", "EBB_DISK_LEASES", "EBB_DISK_QUOTA_BYTES", "EBB_ENGINE", "EBB_ENGINE_TOKEN", "EBB_FAULT_FILES", "EBB_HOST_ARENA", "EBB_HOST_MB",
+	"EBB_CONTROL", "EBB_DISK_DIRS", "EBB_DISK_LEASES", "EBB_DISK_QUOTA_BYTES", "EBB_ENGINE", "EBB_ENGINE_TOKEN", "EBB_FAULT_FILES", "EBB_HOST_ARENA", "EBB_HOST_MB",
 	"EBB_IO_TIMEOUT", "EBB_LEASE", "EBB_LIB_DIR", "EBB_ON_PAUSE_ERROR", "EBB_RESUME_WAIT", "EBB_RUN",
 	"EBB_CI", "EBB_DEMO_DIR", "EBB_REFERENCE_TESTS",
 }
