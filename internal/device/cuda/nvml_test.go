@@ -171,3 +171,21 @@ func TestNVMLIsTheOneOfTheDriversInstallation(t *testing.T) {
 		}
 	}
 }
+
+func TestDevicesHaveNamesOfTheirOwn(t *testing.T) {
+	d := open(t)
+	first, err := d.UUID(0)
+	must(t, err)
+	second, err := d.UUID(1)
+	must(t, err)
+	if len(first) != len("GPU-01234567-0123-0123-0123-0123456789ab") || !strings.HasPrefix(first, "GPU-") || first == second {
+		t.Errorf("%q and %q", first, second)
+	}
+	if name, err := d.UUID(9); !device.IsCode(err, 101) {
+		t.Errorf("%q, %v", name, err)
+	}
+	without := &driver{cuda: d.(*driver).cuda, nvml: &nvml{library: "/nowhere/libnvidia-ml.so.1"}}
+	if name, err := without.UUID(0); err == nil {
+		t.Errorf("without NVML: %q", name)
+	}
+}
