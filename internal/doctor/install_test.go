@@ -129,6 +129,25 @@ func TestPython(t *testing.T) {
 	expect(t, judgePython(interpreter{Python: "3.12", Executable: "/usr/bin/python3", loader: "/lib/ld-musl-x86_64.so.1"}), Fail, "musl")
 }
 
+// The interpreter of a virtual environment is a link; what it leads to does not see the environment.
+func TestAVirtualEnvironmentIsNotLeft(t *testing.T) {
+	x, _ := installed(t)
+	p := x.askPython(t.Context())
+	if errors.Is(p.failed, exec.ErrNotFound) {
+		t.Skip("no python3")
+	}
+	dir := t.TempDir()
+	python := filepath.Join(dir, "bin/python3")
+	if err := errors.Join(os.Mkdir(filepath.Dir(python), 0o700), os.Symlink(p.Executable, python),
+		os.WriteFile(filepath.Join(dir, "pyvenv.cfg"), []byte("home = "+filepath.Dir(p.Executable)+"\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	x.getenv = launch.Lookup([]string{"PATH=" + filepath.Dir(python)})
+	if p := x.askPython(t.Context()); p.failed != nil || p.Executable != python {
+		t.Errorf("asked %q, %v; want %s", p.Executable, p.failed, python)
+	}
+}
+
 func TestTorchAndItsSaver(t *testing.T) {
 	none := launch.Lookup(nil)
 	expect(t, judgeTorch(interpreter{}, none), OK, "no PyTorch")

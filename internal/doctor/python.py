@@ -6,7 +6,6 @@ Arguments: the paths of libebb.so and of libebb-engine.so.
 
 import ctypes
 import json
-import os
 import sys
 from importlib import metadata
 
@@ -32,7 +31,7 @@ print(
     + json.dumps(
         {
             "python": sys.version.split()[0],
-            "executable": os.path.realpath(sys.executable),
+            "executable": sys.executable,
             "torch": installed("torch"),
             "torch_memory_saver": installed("torch_memory_saver"),
             "ebb": installed("ebb"),
