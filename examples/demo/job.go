@@ -144,13 +144,17 @@ func (t *tail) Lines() []string {
 	return lines
 }
 
-// Cause is the earliest of those lines in which one of our programs says why it ends, or "". What
-// the engine only notes on its way begins with who the rank is.
+// Cause is a line in which one of our programs says why it ends, or "": the earliest of the rollout engine, or
+// of the training, else of ebb, which tells what it has from them. What the engine only notes on its way begins with
+// who the rank is.
 func (t *tail) Cause() string {
-	for _, line := range t.Lines() {
-		for _, program := range []string{"demo-rollout: ", "demo-train: ", "ebb: "} {
-			if _, said, found := strings.Cut(line, program); found && !strings.HasPrefix(said, "role=") {
-				return program + said
+	for _, program := range []string{"demo-rollout: ", "demo-train: ", "ebb: "} {
+		for _, line := range t.Lines() {
+			if _, of, ranked := strings.Cut(line, "] "); ranked && strings.HasPrefix(line, "[rank ") {
+				line = of
+			}
+			if strings.HasPrefix(line, program) && !strings.HasPrefix(line, "ebb: role=") {
+				return line
 			}
 		}
 	}
