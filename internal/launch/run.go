@@ -126,7 +126,7 @@ func Run(req Request) (out Outcome, err error) {
 	if err != nil {
 		return out, err
 	}
-	group := Group{Run: name, Environ: req.Environ, Labelled: req.Labelled, Grace: req.Grace, Signals: signals, Log: req.Log}
+	group := Group{Run: name, Environ: req.Environ, Labelled: req.Labelled, Grace: req.Grace, Signals: signals, Log: req.Log, Status: newAsker(ranks, getenv).line}
 	for _, r := range ranks {
 		settings, err := Settings(req.Options, libs, r, getenv)
 		if err != nil {

@@ -1,12 +1,15 @@
 package launch
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -35,6 +38,8 @@ type Group struct {
 	Grace   time.Duration
 	Signals *Signals
 	Log     *slog.Logger
+	// Status is asked for one line about the processes, with attributes, at SIGUSR1. It may take seconds.
+	Status func(context.Context) (string, []any)
 }
 
 // Outcome is how a group ended.
@@ -54,7 +59,9 @@ type Outcome struct {
 // the grace period. A second SIGINT kills all at once; a third gives up waiting for somebody to
 // read the output.
 func Supervise(g Group) (Outcome, error) {
-	s := &supervisor{Group: g, first: -1, watch: newExitWatch()}
+	running, over := context.WithCancel(context.Background())
+	defer over()
+	s := &supervisor{Group: g, first: -1, watch: newExitWatch(), running: running}
 	if err := s.streams(); err != nil {
 		return Outcome{}, err
 	}
@@ -81,6 +88,8 @@ func Supervise(g Group) (Outcome, error) {
 	}
 	s.loop()
 	close(ended)
+	over()
+	s.asked.Wait()
 	s.finishOutput()
 	if startErr != nil {
 		return Outcome{}, startErr
@@ -103,6 +112,10 @@ type supervisor struct {
 	interrupts    int
 	passedOn      syscall.Signal   // the last one that asks a run to end; 0: none
 	deadline      <-chan time.Time // when the rest is killed
+
+	running context.Context // until the last process has ended
+	asking  atomic.Bool     // Status runs
+	asked   sync.WaitGroup  // for its end
 }
 
 type child struct {
@@ -314,6 +327,8 @@ func (s *supervisor) handle(sig os.Signal) {
 		s.signal(unix.SIGTSTP)
 		_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
 		return
+	case n == unix.SIGUSR1:
+		s.tell() // and passed on: it may be the scheduler's word to the ranks
 	case n == unix.SIGINT:
 		s.interrupts++
 		if s.interrupts == 2 {
@@ -333,6 +348,26 @@ func (s *supervisor) handle(sig os.Signal) {
 		s.signal(unix.SIGCONT)
 	}
 }
+
+// tell says in one line how the processes are, as soon as they have said it. One line at a time: who asks
+// again meanwhile gets the same.
+func (s *supervisor) tell() {
+	if s.Status == nil || !s.asking.CompareAndSwap(false, true) {
+		return
+	}
+	s.asked.Go(func() {
+		defer s.asking.Store(false)
+		ctx, cancel := context.WithTimeout(s.running, statusLimit)
+		defer cancel()
+		line, attrs := s.Status(ctx)
+		if s.running.Err() == nil {
+			s.Log.Info(line, attrs...)
+		}
+	})
+}
+
+// statusLimit is when a status is told without those who have not answered.
+const statusLimit = 3 * time.Second
 
 // signal sends a signal to the group of every process that has not ended.
 func (s *supervisor) signal(sig syscall.Signal) {
