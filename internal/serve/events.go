@@ -35,7 +35,7 @@ type operation struct {
 
 // item is an event as it is sent.
 type item struct {
-	seq  uint64
+	seq  uint64 // 0: of progress, which is not told again
 	data []byte // one JSON object
 }
 
@@ -90,12 +90,15 @@ func (h *hub) publish(socket string, e control.Event) {
 		h.dropped += e.Lost
 		delete(h.now, socket) // its end may be among them
 	}
-	h.seq++
-	it := item{seq: h.seq, data: data}
-	if len(h.kept) == keptEvents {
-		h.kept = append(h.kept[:0], h.kept[1:]...)
+	it := item{data: data}
+	if e.Kind != control.EventProgress {
+		h.seq++
+		it.seq = h.seq
+		if len(h.kept) == keptEvents {
+			h.kept = append(h.kept[:0], h.kept[1:]...)
+		}
+		h.kept = append(h.kept, it)
 	}
-	h.kept = append(h.kept, it)
 	for r := range h.readers {
 		select {
 		case r.items <- it:
@@ -125,8 +128,9 @@ func (h *hub) busy() (now map[string]operation, dropped uint64) {
 }
 
 // join begins to follow. since is the id of the last event that a reader who comes back has seen: what
-// came after it and is still kept comes first, and what is not counts as lost.
-func (h *hub) join(since string) (*reader, *refusal) {
+// came after it and is still kept comes first, and what is not counts as lost. Who is new gets the recent
+// ones first, as many as are wanted.
+func (h *hub) join(since string, recent int) (*reader, *refusal) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
@@ -145,6 +149,10 @@ func (h *hub) join(since string) (*reader, *refusal) {
 			if it.seq > seq {
 				r.items <- it
 			}
+		}
+	} else {
+		for _, it := range h.kept[max(0, len(h.kept)-recent):] {
+			r.items <- it
 		}
 	}
 	h.readers[r] = struct{}{}
@@ -180,12 +188,22 @@ func (h *hub) missed(r *reader) uint64 {
 	return n
 }
 
+// text is an event in the form of the stream.
+func (h *hub) text(it item) string {
+	if it.seq == 0 {
+		return fmt.Sprintf("data: %s\n\n", it.data)
+	}
+	return fmt.Sprintf("id: %s-%d\ndata: %s\n\n", h.run, it.seq, it.data)
+}
+
 // events answers with a stream of server-sent events, one for each event of a rank.
 func (s *Server) events(w http.ResponseWriter, r *http.Request) *refusal {
-	if q := queryOf(r); q.wrong != nil {
+	q := queryOf(r, "recent")
+	recent := q.number("recent", 0, keptEvents)
+	if q.wrong != nil {
 		return q.wrong
 	}
-	reader, refused := s.hub.join(r.Header.Get("Last-Event-ID"))
+	reader, refused := s.hub.join(r.Header.Get("Last-Event-ID"), recent)
 	if refused != nil {
 		return refused
 	}
@@ -217,7 +235,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) *refusal {
 		}
 		select {
 		case it, open := <-reader.items:
-			if !open || send(fmt.Sprintf("id: %s-%d\ndata: %s\n\n", s.hub.run, it.seq, it.data)) != nil {
+			if !open || send(s.hub.text(it)) != nil {
 				return nil
 			}
 		case <-beat.C:

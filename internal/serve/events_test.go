@@ -23,8 +23,13 @@ type stream struct {
 
 func (s *served) stream(t *testing.T, headers ...string) *stream {
 	t.Helper()
+	return s.streamOf(t, "/v1/events", headers...)
+}
+
+func (s *served) streamOf(t *testing.T, path string, headers ...string) *stream {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.base+"/v1/events", nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.base+path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,10 +86,18 @@ func TestEventsOfAllRanksAreTold(t *testing.T) {
 	}
 	// Who comes back hears what it has missed.
 	a.close()
-	f.emit(t, 0, control.Event{Kind: control.EventProgress, Bytes: 3})
+	f.emit(t, 0, control.Event{Kind: control.EventProgress, Bytes: 2}) // not told again
+	f.emit(t, 0, control.Event{Kind: control.EventPhase, Bytes: 3})
 	back := s.stream(t, "Last-Event-ID", a.id)
 	if e, _ := back.next(); e.Bytes != 3 {
 		t.Errorf("%+v", e)
+	}
+	// Who is new hears the recent ones when that is asked for.
+	fresh := s.streamOf(t, "/v1/events?recent=2")
+	for _, want := range []string{control.EventEnd, control.EventPhase} {
+		if e, _ := fresh.next(); e.Kind != want {
+			t.Errorf("%+v, want %s", e, want)
+		}
 	}
 	// An id of another server, or none at all, begins now.
 	for _, id := range []string{"x-1", "nonsense", a.id + "0", "-", strings.Repeat("9", 100)} {
@@ -108,13 +121,13 @@ func TestTheEndEndsStreams(t *testing.T) {
 // A reader that does not read holds up nobody, and is told how many events it lost.
 func TestASlowReaderLosesEventsAndIsTold(t *testing.T) {
 	h := newHub(func(control.Event) {})
-	slow, refused := h.join("")
+	slow, refused := h.join("", 0)
 	if refused != nil {
 		t.Fatal(refused)
 	}
 	const all = readerRoom + keptEvents + 10
 	for i := range all {
-		h.publish("/s", control.Event{Kind: control.EventProgress, Bytes: uint64(i)})
+		h.publish("/s", control.Event{Kind: control.EventPhase, Bytes: uint64(i)})
 	}
 	if got := len(slow.items); got != readerRoom+keptEvents {
 		t.Errorf("%d events wait", got)
@@ -129,7 +142,7 @@ func TestASlowReaderLosesEventsAndIsTold(t *testing.T) {
 		t.Errorf("%d are counted", dropped)
 	}
 	// Events that are not kept any longer are lost to who comes back, too.
-	back, refused := h.join(fmt.Sprintf("%s-%d", h.run, 5))
+	back, refused := h.join(fmt.Sprintf("%s-%d", h.run, 5), 0)
 	if refused != nil {
 		t.Fatal(refused)
 	}
@@ -147,21 +160,21 @@ func TestReadersAreBounded(t *testing.T) {
 	h := newHub(func(control.Event) {})
 	var last *reader
 	for range maxReaders {
-		r, refused := h.join("")
+		r, refused := h.join("", 0)
 		if refused != nil {
 			t.Fatal(refused)
 		}
 		last = r
 	}
-	if _, refused := h.join(""); refused == nil || refused.Code != codeBusy {
+	if _, refused := h.join("", 0); refused == nil || refused.Code != codeBusy {
 		t.Errorf("one more: %v", refused)
 	}
 	h.leave(last)
-	if _, refused := h.join(""); refused != nil {
+	if _, refused := h.join("", 0); refused != nil {
 		t.Error(refused)
 	}
 	h.close()
-	if _, refused := h.join(""); refused == nil || refused.Code != codeStopping {
+	if _, refused := h.join("", 0); refused == nil || refused.Code != codeStopping {
 		t.Errorf("after the end: %v", refused)
 	}
 	h.leave(last) // again
@@ -169,7 +182,7 @@ func TestReadersAreBounded(t *testing.T) {
 
 func TestALongEventGoesWithoutItsOutcome(t *testing.T) {
 	h := newHub(func(control.Event) {})
-	r, _ := h.join("")
+	r, _ := h.join("", 0)
 	h.publish("/s", control.Event{Kind: control.EventEnd, Outcome: json.RawMessage(`"` + strings.Repeat("x", maxEvent) + `"`), Error: strings.Repeat("y", maxEvent)})
 	if it := <-r.items; len(it.data) > 2048 || !strings.Contains(string(it.data), `"end"`) {
 		t.Errorf("%d bytes: %.200s", len(it.data), it.data)

@@ -247,7 +247,7 @@ async function follow() {
     const headers = { Accept: "text/event-stream" };
     if (token) headers.Authorization = "Bearer " + token;
     if (shown.lastID) headers["Last-Event-ID"] = shown.lastID;
-    const r = await fetch("/v1/events", { headers, cache: "no-store" });
+    const r = await fetch(shown.lastID ? "/v1/events" : "/v1/events?recent=" + maxEvents, { headers, cache: "no-store" });
     if (r.status === 401) { following = false; return; }
     if (!r.ok) throw new Error("status " + r.status);
     const text = r.body.pipeThrough(new TextDecoderStream()).getReader();
