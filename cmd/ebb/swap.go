@@ -164,7 +164,7 @@ func (s *swapFlags) run(ctx context.Context) error {
 	}
 	ctx, stop := untilSignal(ctx)
 	defer stop()
-	found, err := s.ranks.find(ctx)
+	found, err := s.find(ctx)
 	if err != nil {
 		return ended(ctx, err)
 	}
@@ -189,6 +189,21 @@ func ended(ctx context.Context, err error) error {
 		return statusError(128 + int(signal))
 	}
 	return err
+}
+
+// silence is how long a rank may give no answer before it counts as one that does not: on a busy machine a look
+// is soon too short, and a hand-over is not undertaken for the sake of a second.
+const silence = 10 * time.Second
+
+// find looks for the ranks until all answer, or some have been silent for too long.
+func (s *swapFlags) find(ctx context.Context) (found, error) {
+	until := time.Now().Add(min(silence, s.options.Timeout))
+	for {
+		f, err := s.ranks.find(ctx)
+		if err != nil || len(f.silent) == 0 || time.Now().After(until) {
+			return f, err
+		}
+	}
 }
 
 // settings completes what engines are asked for.

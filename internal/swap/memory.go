@@ -169,7 +169,7 @@ func (h *handOver) stands(ctx context.Context) string {
 	for _, count := range []struct {
 		n    int
 		what string
-	}{{resident, "resident"}, {paused, "paused, their memory safe"}, {silent, "without an answer"}} {
+	}{{resident, "resident"}, {paused, "paused, memory safe"}, {silent, "without an answer"}} {
 		if count.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s %s", count.n, plural(count.n, "rank"), count.what))
 		}

@@ -408,7 +408,7 @@ func TestAHandOverToRolloutThatFailsHalfWay(t *testing.T) {
 	s := newSeat(t, "vllm")
 
 	s.ranks[1].ask(t, "busy")
-	o := s.mustFail(t, 4, []string{"actor cell 0 rank 1: late", "1 rank resident; 1 rank paused, their memory safe", "or repeat the command"}, "rollout", "--timeout", "0.5")
+	o := s.mustFail(t, 4, []string{"actor cell 0 rank 1: late", "1 rank resident; 1 rank paused, memory safe", "or repeat the command"}, "rollout", "--timeout", "0.5")
 	if got := s.ranks[0].ask(t, "where"); got != fmt.Sprintf("0 %d", rankHeld) {
 		t.Errorf("rank 0, which was in time, has active and paused bytes: %s", got)
 	}
@@ -422,7 +422,7 @@ func TestAHandOverToRolloutThatFailsHalfWay(t *testing.T) {
 	s.wantResident(t)
 
 	s.engine.manners(t, `{"faults":{"/wake_up":{"status":500,"body":"Internal Server Error"}}}`)
-	s.mustFail(t, 1, []string{"POST /wake_up: status 500: Internal Server Error", "2 ranks paused, their memory safe", "ebb swap --to train --engine " + s.engine.url}, "rollout")
+	s.mustFail(t, 1, []string{"POST /wake_up: status 500: Internal Server Error", "2 ranks paused, memory safe", "ebb swap --to train --engine " + s.engine.url}, "rollout")
 	s.wantPaused(t)
 	s.wantEngine(t, false)
 	s.mustSwap(t, "train")
@@ -480,7 +480,7 @@ func TestAHandOverToTrainWaitsForTheMemoryNotForTheReply(t *testing.T) {
 
 	pid := s.engine.state(t).PID
 	s.mustFail(t, 4, []string{"at the deadline", "is free of the 80 MiB", "that the paused ranks need", fmt.Sprintf("process %d", pid), "says that it sleeps", "--enable-sleep-mode",
-		"2 ranks paused, their memory safe", "to go back: ebb swap --to rollout"}, "train", "--timeout", "0.5")
+		"2 ranks paused, memory safe", "to go back: ebb swap --to rollout"}, "train", "--timeout", "0.5")
 	s.wantPaused(t)
 	if held := s.engine.state(t).Held; held != engineHeld {
 		t.Fatalf("the engine holds %d bytes", held)
@@ -582,6 +582,38 @@ func TestAHandOverToTrainThatFailsHalfWay(t *testing.T) {
 	if !strings.Contains(o.stdout, "connection refused") || !strings.Contains(o.stdout, "nothing was moved") {
 		t.Errorf("%v", o)
 	}
+	s.wantResident(t)
+}
+
+// A rank that hangs is named. Nothing is given away while it may hold memory, and the others come back.
+func TestARankThatDoesNotAnswerIsNamed(t *testing.T) {
+	s := newSeat(t, "vllm")
+	pid, err := strconv.Atoi(s.ranks[1].ask(t, "pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	signal := func(to syscall.Signal) {
+		if err := syscall.Kill(pid, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+	signal(syscall.SIGSTOP)
+	s.mustFail(t, 4, []string{"actor cell 0 rank 1 does not answer", "nothing was moved", "1 rank resident; 1 rank without an answer"}, "rollout", "--timeout", "0.5")
+	signal(syscall.SIGCONT)
+	s.wantResident(t)
+	s.wantEngine(t, false)
+	if !long() {
+		return
+	}
+	s.mustSwap(t, "rollout")
+	signal(syscall.SIGSTOP)
+	s.mustFail(t, 4, []string{"actor cell 0 rank 1 does not answer", "the other ranks are resident"}, "train", "--timeout", "20")
+	if got := s.ranks[0].ask(t, "check"); got != "intact" {
+		t.Errorf("rank 0: %s", got)
+	}
+	signal(syscall.SIGCONT)
+	s.mustSwap(t, "train")
 	s.wantResident(t)
 }
 

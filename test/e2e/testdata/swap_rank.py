@@ -6,6 +6,7 @@ from the test that listens at ADDRESS:
     check   waits until the memory may be used, and says whether it holds what was written
     busy    is no longer idle, and comes to no safe point
     idle    is idle again
+    pid     says which process it is
     where   says how many bytes are active and paused
     quit    ends
 """
@@ -55,6 +56,6 @@ with socket.create_connection((host, int(port))) as connection, connection.makef
         word = line.strip()
         if word == "quit":
             break
-        answer = {"check": check, "where": where, "busy": lambda: be_idle(False), "idle": lambda: be_idle(True)}[word]()
+        answer = {"check": check, "where": where, "pid": os.getpid, "busy": lambda: be_idle(False), "idle": lambda: be_idle(True)}[word]()
         print(answer or "ok", file=test, flush=True)
     be_idle(False)
