@@ -36,6 +36,9 @@ func newAdopt() *cobra.Command {
 		Long: `Puts links to ebb's library in the place of the libraries of the torch_memory_saver package that
 an interpreter finds. The package's own files are kept beside them; --undo puts them back.
 Nothing else is touched. After an upgrade of the package, run it again.`,
+		Example: `  ebb adopt --python ~/venv/bin/python
+  ebb adopt --python ~/venv/bin/python --check
+  ebb adopt --python ~/venv/bin/python --undo`,
 		Args:    noArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
 		RunE: func(cmd *cobra.Command, _ []string) error {

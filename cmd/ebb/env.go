@@ -19,10 +19,11 @@ func newEnv() *cobra.Command {
 		Short: "Print what would be set for a rank",
 		Long: `Prints the variables that ebb would set for a rank, for launchers that start ranks themselves:
 
-  eval "$(ebb env --offload-train --rank 3)"
   runtime_env={"env_vars": json.loads(subprocess.check_output(["ebb", "env", …, "--json"]))}
 
 Without ebb as supervisor nobody removes the files of a rank that is killed: run ebb gc.`,
+		Example: `  eval "$(ebb env --offload-train --rank 3)"
+  ebb env --offload-train --offload-train-target disk --rank 3 --format dotenv >rank3.env`,
 		DisableFlagsInUseLine: true,
 		Args:                  noArgs,
 		PreRunE:               func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },

@@ -10,8 +10,8 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/control"
+	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/launch"
 	"github.com/ebb-offload/ebb/internal/rankdir"
 )
@@ -53,6 +53,8 @@ the blocks (Linux 6.17, drives that zero without a transfer), else that they are
 where a process has the file open, and discarded on the drive if the file system is mounted with
 -o discard. On other mounts run fstrim afterwards. Nothing is overwritten. What could not be given
 back is removed and told.`,
+		Example: `  ebb gc --disk-dir /scratch/$USER --dry-run
+  ebb gc --disk-dir /scratch/$USER,/nvme1/$USER`,
 		Args:    noArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
 		RunE: func(*cobra.Command, []string) error {

@@ -18,7 +18,7 @@ import (
 // The commands are listed in the order in which they are needed, not by name.
 func init() { cobra.EnableCommandSorting = false }
 
-func main() { os.Exit(ebb(os.Args[1:])) }
+func main() { os.Exit(run(os.Args[1:])) }
 
 // ebb runs the command line and returns the exit status (docs/exit-codes.md).
 func ebb(args []string) int {
@@ -73,11 +73,13 @@ EBB_SOME_FLAG; the command line wins. In flag names, _ and - are the same.`,
 		Args:          noArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.CompletionOptions.HiddenDefaultCmd = true
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetHelpCommand(newHelp())
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", fmt.Sprintf(".FlagUsagesWrapped %d", helpWidth)))
 	root.SetGlobalNormalizationFunc(dashes)
-	root.AddCommand(newRun(), newExec(), newEnv(), newStatus(), newWatch(), newPause(), newResume(), newGC(), newVerify(), newDoctor(), newAdopt(), newBench(), newReport(), newPlan(), newSwap(), newServe(), newVersion(), newProbe(), newGuard(), newDoctorLook())
+	root.AddCommand(newRun(), newExec(), newEnv(), newStatus(), newWatch(), newPause(), newResume(), newGC(), newVerify(), newDoctor(), newAdopt(), newBench(), newReport(), newPlan(), newSwap(), newServe(), newCompletion(), newVersion(), newProbe(), newGuard(), newDoctorLook())
+	completeWords(root)
 	return root
 }
 

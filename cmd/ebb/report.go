@@ -48,7 +48,8 @@ Ends with 3 when the logs hold no event.`,
 		PreRunE:               func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			paths := args
-			if q.dir != "" && (len(args) == 0 || cmd.Flags().Lookup(eventLogFlag).Annotations[fromVariable] == nil) {
+			_, variable := cmd.Flags().Lookup(eventLogFlag).Annotations[fromVariable]
+			if q.dir != "" && (len(args) == 0 || !variable) {
 				paths = append([]string{q.dir}, args...)
 			}
 			if len(paths) == 0 {
