@@ -26,6 +26,7 @@ var (
 	root    string // the repository
 	work    string // folder of this run, removed at its end; on the repository's file system
 	testdir string // testdata, absolute
+	sockets string // directories of the nodes' control sockets; its path is short, as theirs must be
 	probe   string // preloaded library that reports how a process ends up
 	refuse  string // runs a program to which the kernel refuses O_DIRECT
 )
@@ -58,6 +59,10 @@ func runAll(m *testing.M) (status int, err error) {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	if sockets, err = os.MkdirTemp("", "ebb-e2e-"); err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(sockets)) }()
 
 	probe = filepath.Join(work, "probe.so")
 	refuse = filepath.Join(work, "refuse_direct")
@@ -110,6 +115,7 @@ func (n *node) process(t *testing.T, name string, args ...string) *exec.Cmd {
 		"SOFTGPU_NODE=" + n.name,
 		"SOFTGPU_MEM_MB=" + strconv.Itoa(n.memMB),
 		"TMS_DISK_BACKUP_DIR=" + n.disk,
+		"EBB_RUNTIME_DIR=" + filepath.Join(sockets, n.name),
 		"TMS_DISK_BACKUP_CHUNK_MB=16",
 		"E2E_DISK=" + n.disk,
 	}, n.env...)
