@@ -281,7 +281,7 @@ func (s *swapFlags) tell(ctx context.Context, report swap.Report, failed error) 
 		}
 		return nil
 	}
-	say("swap to " + report.To + ": " + oneLine(failed))
+	say("swap to " + report.To + ": " + report.Error)
 	if report.Stands != "" {
 		say("now: " + report.Stands)
 	}

@@ -122,6 +122,34 @@ func TestSGLangIsReleasedAndResumedOnceEach(t *testing.T) {
 	}
 }
 
+// Two hand-overs at once, as by a controller that lost its temper: the scheduler sees one.
+func TestTwoAtOnceAreOne(t *testing.T) {
+	g := &scheduler{t: t, released: map[string]bool{}}
+	s := serve(t, g.routes())
+	set := Settings{Notes: t.TempDir()}
+	for _, want := range []State{Asleep, Awake} {
+		engines := []Engine{open(t, s.URL, KindSGLang, set), open(t, s.URL, KindSGLang, set)}
+		errs := make(chan error, len(engines))
+		for _, e := range engines { // both have looked before either does anything
+			go func() {
+				if want == Asleep {
+					errs <- e.Sleep(t.Context())
+				} else {
+					errs <- e.Wake(t.Context())
+				}
+			}()
+		}
+		for range engines {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if got := s.posts(); got != "/release_memory_occupation /resume_memory_occupation" {
+		t.Error(got)
+	}
+}
+
 func TestSGLangsTagsComeBackOneByOne(t *testing.T) {
 	g := &scheduler{t: t, released: map[string]bool{}}
 	s := serve(t, g.routes())
@@ -273,7 +301,7 @@ func TestNotesAreKeptInADirectoryOfOnesOwn(t *testing.T) {
 	if err := e.Sleep(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	files, err := filepath.Glob(filepath.Join(kept, "*"))
+	files, err := filepath.Glob(filepath.Join(kept, "*.json"))
 	if err != nil || len(files) != 1 {
 		t.Fatal(files, err)
 	}

@@ -1,6 +1,7 @@
 package rollout
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -85,6 +87,30 @@ func (n notes) write(to note) error {
 		return errors.Join(err, os.Remove(file.Name()))
 	}
 	return nil
+}
+
+// lock is held while something is done to the engine, and ends with its holder's process.
+func (n notes) lock(ctx context.Context) (unlock func(), err error) {
+	if err := n.ready(); err != nil {
+		return nil, err
+	}
+	path := strings.TrimSuffix(n.path(), ".json") + ".lock"
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	for {
+		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = unix.Close(fd) }, nil
+		}
+		if err != unix.EWOULDBLOCK && err != unix.EINTR {
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), unix.Close(fd))
+		}
+		if stopped(ctx, pollEvery) {
+			return nil, errors.Join(ctx.Err(), unix.Close(fd))
+		}
+	}
 }
 
 // ready makes the directory, which must be this user's and nobody else's to write in.

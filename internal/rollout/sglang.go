@@ -111,9 +111,21 @@ type tagList struct {
 
 // Sleep releases what is not released yet.
 func (e *sglang) Sleep(ctx context.Context) error {
+	unlock, err := e.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	kept, err := e.look(ctx)
 	if err != nil {
 		return err
+	}
+	todo := kept.awake(e.set.Tags)
+	if len(todo) == 0 { // another ebb was first
+		return nil
+	}
+	if len(e.set.Tags) == 0 && len(kept.Released) == 0 {
+		todo = nil // also such as this list does not know
 	}
 	if e.set.Pause != "" && !kept.Paused {
 		body := map[string]string{"mode": e.set.Pause}
@@ -122,17 +134,16 @@ func (e *sglang) Sleep(ctx context.Context) error {
 		}
 		kept.Paused = true
 	}
-	tags := e.set.Tags
-	if len(tags) > 0 || len(kept.Released) > 0 {
-		if tags = kept.awake(tags); len(tags) == 0 {
-			return e.keep(kept)
-		}
-	}
-	return e.noted(ctx, &kept, "release", tags, (*note).add)
+	return e.noted(ctx, &kept, "release", todo, (*note).add)
 }
 
 // Wake takes back what is released.
 func (e *sglang) Wake(ctx context.Context) error {
+	unlock, err := e.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	kept, err := e.look(ctx)
 	if err != nil {
 		return err
@@ -142,7 +153,7 @@ func (e *sglang) Wake(ctx context.Context) error {
 	}
 	if tags := kept.sleeping(e.set.Tags); len(tags) > 0 {
 		if kept.All && len(e.set.Tags) == 0 {
-			tags = nil // also such as this list does not know
+			tags = nil
 		}
 		if err := e.noted(ctx, &kept, "resume", tags, (*note).remove); err != nil {
 			return err
@@ -184,6 +195,20 @@ func (e *sglang) noted(ctx context.Context, kept *note, what string, tags []stri
 func (e *sglang) doubt(asked string) error {
 	return e.fault("look at ebb's note", ErrDoubt, "an earlier call to "+asked+" its memory had no answer, and SGLang does not say whether it was carried out",
 		"look at its log, and say which: --engine-state asleep or awake")
+}
+
+// lock keeps other ebbs from doing something to the server meanwhile.
+func (e *sglang) lock(ctx context.Context) (unlock func(), err error) {
+	unlock, err = e.notes.lock(ctx)
+	switch {
+	case err == nil:
+		return unlock, nil
+	case errors.Is(err, context.DeadlineExceeded):
+		return nil, e.fault("wait for another ebb that commands it", ErrLate, "it was not done by the deadline", "")
+	case ctx.Err() != nil:
+		return nil, e.fault("wait for another ebb that commands it", ErrInterrupted, "interrupted", "")
+	}
+	return nil, e.fault("note what is done to it", ErrFailed, err.Error(), "")
 }
 
 func (e *sglang) keep(n note) error {

@@ -130,7 +130,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	h.report.Seconds = time.Since(h.begin).Seconds()
 	h.report.OK = err == nil
 	if err != nil {
-		h.report.Error, h.report.Late = err.Error(), late(err)
+		h.report.Error, h.report.Late = strings.ReplaceAll(err.Error(), "\n", "; "), late(err)
 		look, cancel := context.WithTimeout(context.Background(), lookAfter)
 		h.report.Stands = h.stands(look)
 		cancel()
