@@ -80,7 +80,7 @@ func (l *live) event(e control.Event) {
 			r.rate = float64(e.Bytes) / spent
 		}
 	case control.EventEnd:
-		r.operation, r.note = "", outcomeText(e)
+		r.operation, r.status, r.note = "", nil, outcomeText(e) // the status is one of before
 	case control.EventExit:
 		r.operation, r.asked, r.over = "", time.Time{}, true
 		r.note = "has exited"

@@ -174,7 +174,7 @@ func (o *operationFlags) tell(ctx context.Context, report node.Report) error {
 	}
 	for _, out := range report.Outcomes {
 		if out.State != node.Done {
-			say(fmt.Sprintf("%s (pid %d) %s: %s", node.Name(out.Who), out.PID, inWords(out), out.Err.Message))
+			say(fmt.Sprintf("%s %s: %s", node.FullName(out.Who), inWords(out), out.Err.Message))
 		}
 	}
 	switch n := moved(report); {

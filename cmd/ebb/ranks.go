@@ -174,9 +174,9 @@ func (r *rankFlags) nobody(places node.Places) error {
 	return &launch.Error{Status: statusNothing, Text: text}
 }
 
-// lines says on standard error what is wrong with ranks, each on a line of its own.
+// saySilent says who does not answer, each on a line.
 func (f found) saySilent() {
 	for _, s := range f.silent {
-		say(fmt.Sprintf("%s (pid %d) does not answer: %s", node.Name(s.Who), s.PID, s.Why))
+		say(fmt.Sprintf("%s does not answer: %s", node.FullName(s.Who), s.Why))
 	}
 }

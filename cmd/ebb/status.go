@@ -276,7 +276,7 @@ func (r statusResult) remarks() []string {
 		lines = append(lines, fmt.Sprintf("%s: %s free, files of the ranks: %s", d.Dir, both(d.Free), both(d.Files)))
 	}
 	for _, rank := range r.Ranks {
-		name, s := fmt.Sprintf("%s (pid %d)", node.Name(rank.Who), rank.PID), rank.Status
+		name, s := node.FullName(rank.Who), rank.Status
 		if rank.Err != "" {
 			lines = append(lines, fmt.Sprintf("%s does not answer: %s", name, rank.Err))
 		}
@@ -302,7 +302,7 @@ func (r statusResult) remarks() []string {
 		}
 	}
 	for _, s := range r.Silent {
-		lines = append(lines, fmt.Sprintf("%s (pid %d) does not answer: %s", node.Name(s.Who), s.PID, s.Why))
+		lines = append(lines, fmt.Sprintf("%s does not answer: %s", node.FullName(s.Who), s.Why))
 	}
 	return lines
 }

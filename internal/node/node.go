@@ -47,6 +47,14 @@ func Name(w control.Who) string {
 	return strings.TrimSpace(fmt.Sprintf("%s cell %s rank %s", w.Role, orDash(w.Cell), w.Rank))
 }
 
+// FullName is Name with the process.
+func FullName(w control.Who) string {
+	if w.Rank == "" {
+		return Name(w)
+	}
+	return fmt.Sprintf("%s (pid %d)", Name(w), w.PID)
+}
+
 // ShortName is Name for tables: "actor/0/3".
 func ShortName(w control.Who) string {
 	if w.Rank == "" {
