@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -133,10 +134,10 @@ func mountExt4(t *testing.T, size string) string {
 
 // remarks are ebb's lines but for those of each pause and resume that did its work.
 func remarks(text string) []string {
-	return slices.DeleteFunc(lines(text, "ebb:"), func(line string) bool {
-		return strings.Contains(line, ": paused ") || strings.Contains(line, ": resumed ")
-	})
+	return slices.DeleteFunc(lines(text, "ebb:"), didItsWork.MatchString)
 }
+
+var didItsWork = regexp.MustCompile(`^.*ebb: ([^:]*: )?(paused|resumed) [0-9.]+ [KMG]?i?[bB]`)
 
 // lines returns the lines of text that contain what.
 func lines(text, what string) []string {
