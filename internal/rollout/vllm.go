@@ -70,18 +70,21 @@ func (e *vllm) Wake(ctx context.Context) error {
 
 // until asks until the server is in a state: its replies may come before the work is done.
 func (e *vllm) until(ctx context.Context, want State) error {
+	said := Unknown
 	for {
 		got, err := e.State(ctx)
-		if got == want {
+		switch {
+		case err == nil && got == want:
 			return nil
-		}
-		if err != nil && (!errors.Is(err, ErrLate) || ctx.Err() != nil) {
+		case err == nil:
+			said = got
+		case !errors.Is(err, ErrLate) || ctx.Err() != nil && said == Unknown:
 			return err
 		}
 		if !stopped(ctx, pollEvery) {
 			continue
 		}
-		why, text := ErrLate, "it says that it is "+got.String()+", at the deadline"
+		why, text := ErrLate, "it says that it is "+said.String()+", at the deadline"
 		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			why, text = ErrInterrupted, "interrupted"
 		}

@@ -317,6 +317,7 @@ func (s *seat) wantEngine(t *testing.T, awake bool) engineState {
 }
 
 func TestMemoryIsHandedOverAndBack(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []string{"vllm", "sglang"} {
 		t.Run(kind, func(t *testing.T) {
 			s := newSeat(t, kind)
@@ -355,6 +356,7 @@ func TestMemoryIsHandedOverAndBack(t *testing.T) {
 
 // What goes wrong with the engine while the ranks are resident moves nothing.
 func TestNothingIsMovedForAnEngineThatCannotBeWoken(t *testing.T) {
+	t.Parallel()
 	s := newSeat(t, "vllm")
 	stopped := s.startEngine(t, "none", "--weights-mib", "1", "--kv-cache-mib", "1")
 	for _, tt := range []struct {
@@ -405,10 +407,11 @@ func TestNothingIsMovedForAnEngineThatCannotBeWoken(t *testing.T) {
 
 // A hand-over to rollout that fails half-way says where it stands, and goes on or back by a command.
 func TestAHandOverToRolloutThatFailsHalfWay(t *testing.T) {
+	t.Parallel()
 	s := newSeat(t, "vllm")
 
 	s.ranks[1].ask(t, "busy")
-	o := s.mustFail(t, 4, []string{"actor cell 0 rank 1: late", "1 rank resident; 1 rank paused, memory safe", "or repeat the command"}, "rollout", "--timeout", "0.5")
+	o := s.mustFail(t, 4, []string{"actor cell 0 rank 1: late", "1 rank resident; 1 rank paused, memory safe", "or repeat the command"}, "rollout", "--timeout", "3")
 	if got := s.ranks[0].ask(t, "where"); got != fmt.Sprintf("0 %d", rankHeld) {
 		t.Errorf("rank 0, which was in time, has active and paused bytes: %s", got)
 	}
@@ -430,7 +433,7 @@ func TestAHandOverToRolloutThatFailsHalfWay(t *testing.T) {
 
 	// It says that it is awake, and is not.
 	s.engine.manners(t, `{"faults":{},"wake_fails":true}`)
-	s.mustFail(t, 4, []string{"it says that it is asleep, at the deadline"}, "rollout", "--timeout", "1")
+	s.mustFail(t, 4, []string{"GET /is_sleeping: ", "the deadline"}, "rollout", "--timeout", "3")
 	s.wantPaused(t)
 	s.engine.manners(t, `{"wake_fails":false}`)
 	s.mustSwap(t, "rollout") // the command repeated
@@ -474,13 +477,14 @@ func (s *seat) tenant(t *testing.T, bytes int) *exec.Cmd {
 
 // A reply is not free memory: the ranks are resumed when the driver shows that it is.
 func TestAHandOverToTrainWaitsForTheMemoryNotForTheReply(t *testing.T) {
+	t.Parallel()
 	s := newSeat(t, "vllm")
 	s.mustSwap(t, "rollout")
 	s.engine.manners(t, `{"hold":true}`)
 
 	pid := s.engine.state(t).PID
 	s.mustFail(t, 4, []string{"at the deadline", "is free of the 80 MiB", "that the paused ranks need", fmt.Sprintf("process %d", pid), "says that it sleeps", "--enable-sleep-mode",
-		"2 ranks paused, memory safe", "to go back: ebb swap --to rollout"}, "train", "--timeout", "0.5")
+		"2 ranks paused, memory safe", "to go back: ebb swap --to rollout"}, "train", "--timeout", "3")
 	s.wantPaused(t)
 	if held := s.engine.state(t).Held; held != engineHeld {
 		t.Fatalf("the engine holds %d bytes", held)
@@ -557,11 +561,12 @@ func wantEvents(t *testing.T, path string, want ...string) {
 }
 
 func TestAHandOverToTrainThatFailsHalfWay(t *testing.T) {
+	t.Parallel()
 	s := newSeat(t, "vllm")
 	s.mustSwap(t, "rollout")
 
 	s.engine.manners(t, `{"faults":{"/sleep":{"hang":true}}}`)
-	s.mustFail(t, 4, []string{"POST /sleep?level=1: no answer by the deadline", "2 ranks paused", fmt.Sprintf("process %d", s.engine.state(t).PID)}, "train", "--timeout", "0.5")
+	s.mustFail(t, 4, []string{"POST /sleep?level=1: no answer by the deadline", "2 ranks paused", fmt.Sprintf("process %d", s.engine.state(t).PID)}, "train", "--timeout", "3")
 	s.wantPaused(t)
 	s.wantEngine(t, true)
 
@@ -587,6 +592,7 @@ func TestAHandOverToTrainThatFailsHalfWay(t *testing.T) {
 
 // A rank that hangs is named. Nothing is given away while it may hold memory, and the others come back.
 func TestARankThatDoesNotAnswerIsNamed(t *testing.T) {
+	t.Parallel()
 	s := newSeat(t, "vllm")
 	pid, err := strconv.Atoi(s.ranks[1].ask(t, "pid"))
 	if err != nil {
@@ -619,6 +625,7 @@ func TestARankThatDoesNotAnswerIsNamed(t *testing.T) {
 
 // A command that is interrupted while it waits for a rank withdraws: nothing is paused later.
 func TestAnInterruptedHandOverWithdraws(t *testing.T) {
+	t.Parallel()
 	s := newSeat(t, "vllm")
 	for _, r := range s.ranks {
 		r.ask(t, "busy")
@@ -648,6 +655,7 @@ func TestAnInterruptedHandOverWithdraws(t *testing.T) {
 
 // Two engines, one of them behind a command, are woken and put to sleep together.
 func TestSeveralEnginesAreHandedTheMemory(t *testing.T) {
+	t.Parallel()
 	s := newSeat(t, "vllm", "--token", "t0p-s3cret")
 	state := filepath.Join(t.TempDir(), "state")
 	if err := os.WriteFile(state, []byte("asleep"), 0o600); err != nil {
@@ -678,6 +686,7 @@ func TestSeveralEnginesAreHandedTheMemory(t *testing.T) {
 
 // The program that hands a real GPU over runs on the software device too.
 func TestTheHandOverOfAGPUOnTheSoftwareDevice(t *testing.T) {
+	t.Parallel()
 	if !long() {
 		t.Skip("a long test")
 	}
