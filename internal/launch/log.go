@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"strconv"
 	"strings"
 	"sync"
 )
@@ -18,7 +19,8 @@ const (
 // of the ranks.
 //
 // Text has what a user should know. JSON also has what a rank's own output shows to a person who looks
-// on, its start and its end: they are logged at the debug level, and written as "INFO".
+// on, its start and its end: they are logged at the debug level, and written as "info". Levels are in small
+// letters, as those of the library's lines are.
 func NewLog(w io.Writer, format string) *slog.Logger {
 	if format != LogJSON {
 		return slog.New(&textLines{mu: new(sync.Mutex), w: w})
@@ -26,8 +28,8 @@ func NewLog(w io.Writer, format string) *slog.Logger {
 	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{
 		Level: slog.LevelDebug,
 		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
-			if level, ok := a.Value.Any().(slog.Level); ok && len(groups) == 0 && a.Key == slog.LevelKey && level < slog.LevelInfo {
-				a.Value = slog.AnyValue(slog.LevelInfo)
+			if level, ok := a.Value.Any().(slog.Level); ok && len(groups) == 0 && a.Key == slog.LevelKey {
+				a.Value = slog.StringValue(strings.ToLower(max(level, slog.LevelInfo).String()))
 			}
 			return a
 		},
@@ -53,5 +55,5 @@ func (t *textLines) Handle(_ context.Context, r slog.Record) error {
 
 // who are the attributes of lines about a rank.
 func (r Rank) who() []any {
-	return []any{"job", r.Job, "role", r.Role, "cell", r.Cell, "rank", max(r.Rank, 0)}
+	return []any{"job", r.Job, "role", r.Role, "cell", strconv.Itoa(r.Cell), "rank", strconv.Itoa(max(r.Rank, 0))}
 }

@@ -28,7 +28,7 @@ func TestALineForMachinesIsAnObjectWithTheRank(t *testing.T) {
 	}
 	var first, second struct {
 		Level, Msg, Job, Role, Time string
-		Rank, Cell                  *int
+		Rank, Cell                  string
 	}
 	if err := json.Unmarshal(lines[0], &first); err != nil {
 		t.Fatal(err)
@@ -36,11 +36,11 @@ func TestALineForMachinesIsAnObjectWithTheRank(t *testing.T) {
 	if err := json.Unmarshal(lines[1], &second); err != nil {
 		t.Fatal(err)
 	}
-	if first.Level != "INFO" || first.Msg != "rank 3\nstarts" || first.Job != "exp" || first.Role != "critic" ||
-		*first.Rank != 3 || *first.Cell != 2 || first.Time == "" {
+	if first.Level != "info" || first.Msg != "rank 3\nstarts" || first.Job != "exp" || first.Role != "critic" ||
+		first.Rank != "3" || first.Cell != "2" || first.Time == "" {
 		t.Errorf("%s", lines[0])
 	}
-	if second.Level != "ERROR" || second.Rank != nil {
+	if second.Level != "error" || second.Rank != "" {
 		t.Errorf("%s", lines[1])
 	}
 }
