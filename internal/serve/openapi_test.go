@@ -187,7 +187,7 @@ func TestRepliesAreAsDescribed(t *testing.T) {
 	parked(&f.ranks[0].Status, 3, 4)
 	f.ranks[0].Status.LastPause = &node.LastOperation{Bytes: 7, Seconds: 1, Phases: map[string]float64{"move": 1}}
 	f.ranks[1].Status.LastResume = &node.LastOperation{Error: "disk full"}
-	f.silent = []node.Silent{{Who: control.Who{Role: "critic", PID: 9}, Socket: "/x", Why: "it is stopped"}}
+	f.silent = []node.Silent{{Who: control.Who{Role: "critic", Rank: "8", PID: 9}, Socket: "/x", Why: "it is stopped"}}
 	f.do = func(ctx context.Context, verb string, rank node.Rank, _ string) node.Outcome {
 		switch {
 		case rank.PID == 1000 && verb == "resume":
