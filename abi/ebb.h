@@ -166,6 +166,86 @@ int ebb_request_pause(const char *const *tags, size_t ntags, double timeout_s, e
  * to cap and zero-terminated. *need, if not null, is set to the full length without the zero. */
 int ebb_status(char *buf, size_t cap, size_t *need);
 
+/* ---- streamed state --------------------------------------------------------------------- */
+
+/*
+ * A state is a set of flat arrays, its segments, that live in files and pass through the GPU part by
+ * part: optimizer state that is never on the device as a whole. Its files lie in the rank's disk
+ * directories (EBB_STATE_DIRS, else those of disk backups) and go with the process. No pause touches
+ * them.
+ * Requests are carried out beside the caller, those of one direction in the order in which they were
+ * made, reads and writes at the same time. One that concerns a segment of an earlier request waits for
+ * that one, whichever way it goes.
+ * Host memory: the chunk (EBB_STATE_CHUNK_MB), which all states of the process share, whatever their
+ * size. Device memory: the caller's only.
+ */
+
+/* A part of a segment, and the device memory that it is read to or written from. */
+typedef struct ebb_state_io {
+	uint32_t segment;
+	uint32_t reserved; /* 0 */
+	uint64_t offset;   /* in the segment: a multiple of ebb_state_block */
+	uint64_t bytes;    /* a multiple of ebb_state_block, or up to the end of the segment */
+	void *gpu;         /* a multiple of 16; all of a request are of one device */
+} ebb_state_io;
+
+/* What a request did. The caller sets struct_size; fields beyond it are not written. */
+typedef struct ebb_state_done {
+	uint64_t struct_size;        /* in: sizeof(ebb_state_done) */
+	uint64_t bytes;              /* that were asked for */
+	uint64_t disk_bytes;         /* of these, read from or written to files */
+	uint64_t skipped_zero_bytes; /* of these, not moved: all zero */
+	uint64_t nanoseconds;        /* from when its turn came (a write's stream had come so far) to its end */
+	uint64_t wait_nanoseconds;   /* that ebb_state_wait waited for it */
+} ebb_state_done;
+
+/*
+ * Makes a state. All room in the disk directories is taken at once, or none: EBB_ERR_NO_SPACE tells how
+ * much was needed and is there. Every byte is zero at first, for which nothing is written. name is for
+ * people: 1 to 255 printable characters. segment_bytes: 1 to 2^63 - 4096 each.
+ */
+int ebb_state_create(const char *name, const uint64_t *segment_bytes, size_t nsegments, uint64_t *state);
+
+/* The unit of offsets in a state, a power of two; 0: there is no such state. */
+uint64_t ebb_state_block(uint64_t state);
+
+/*
+ * Begin to read to, and to write from, device memory. *ticket is for ebb_state_wait; until then the
+ * device memory must stay and be used by nobody else (during a write it may be read). A write begins
+ * when the work that is in stream now is done; null: the legacy default stream.
+ * EBB_ERR_STATE while the rank's memory is paused.
+ * A write that fails leaves the parts that it concerned without content, until they are written
+ * again: reading them is EBB_ERR_CORRUPT. What is read is compared with what was written: EBB_ERR_CORRUPT
+ * names state, segment, offset and file where it differs.
+ */
+int ebb_state_read(uint64_t state, const ebb_state_io *ios, size_t n, uint64_t *ticket);
+int ebb_state_write(uint64_t state, const ebb_state_io *ios, size_t n, void *stream, uint64_t *ticket);
+
+/* Waits for the end of a request and returns its error. Once for each ticket. done may be null. */
+int ebb_state_wait(uint64_t state, uint64_t ticket, ebb_state_done *done);
+
+/* The same to and from host memory, at once and without a device. offset is a multiple of
+ * ebb_state_block, bytes any number. */
+int ebb_state_read_host(uint64_t state, uint32_t segment, uint64_t offset, uint64_t bytes, void *buf);
+int ebb_state_write_host(uint64_t state, uint32_t segment, uint64_t offset, uint64_t bytes, const void *buf);
+
+/*
+ * Writes a checkpoint (docs/streaming.md): the directory dir, with a file for each segment and
+ * manifest.json. extra: one JSON value that is kept as "extra" in the manifest; null: none. It is made
+ * under another name beside dir and put in place as a whole: a checkpoint that is there stays until
+ * then, and is removed afterwards. Where the file system can, files share their blocks with the state's.
+ * A directory that is there and no checkpoint is refused.
+ */
+int ebb_state_save(uint64_t state, const char *dir, const char *extra);
+
+/* Fills a state from a checkpoint. EBB_ERR_INVALID: it is of a state with other segments, and nothing
+ * was changed. After any other error parts of the state may have no content, or that of the
+ * checkpoint; it can be loaded again. */
+int ebb_state_load(uint64_t state, const char *dir);
+
+/* Waits for all requests of the state and gives up its files. Tickets that nobody waited for are gone. */
+int ebb_state_close(uint64_t state);
+
 /* ---- torch_memory_saver's functions --------------------------------------------------- */
 
 /* Whether allocations of the calling thread are managed. Initially TMS_INIT_ENABLE. */
