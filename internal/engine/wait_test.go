@@ -26,7 +26,7 @@ func TestCallsThatWaitSayItBefore(t *testing.T) {
 	a := r.make(grain, 0, disk)
 	says("malloc", 0)
 	check(t, r.Free(a.addr, false))
-	says("free of active memory, which waits for the device", 1)
+	says("free of active memory, whose wait for the device the driver's package tells", 0)
 
 	o.mapped(at, grain, 0, disk)
 	check(t, r.Unmap(at, grain))
