@@ -244,7 +244,7 @@ func (r statusResult) tagTable(unit unit) *table {
 	t.row("RANK", "TAG", "allocations", "on GPU", "host", "disk", "skip", "given up")
 	for _, rank := range r.Ranks {
 		for _, tag := range rank.Status.Tags {
-			row := append([]string{node.ShortName(rank.Who), cut(tag.Tag, 30), strconv.Itoa(tag.Allocations)}, places(unit, tag.Where())...)
+			row := append([]string{cut(node.ShortName(rank.Who), 24), cut(tag.Tag, 24), strconv.Itoa(tag.Allocations)}, places(unit, tag.Where())...)
 			t.row(append(row, unit.of(tag.Discarded))...)
 		}
 	}

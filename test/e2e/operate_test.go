@@ -60,7 +60,7 @@ func newOperated(t *testing.T, ranks int) *operated {
 	ended := make(chan error, 1)
 	go func() {
 		ended <- cmd.Wait()
-		listener.Close() // for ranks that never come
+		_ = listener.Close() // for ranks that never come
 	}()
 	t.Cleanup(func() {
 		for _, pid := range o.pids {

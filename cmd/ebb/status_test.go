@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/ebb-offload/ebb/internal/control"
+	"github.com/ebb-offload/ebb/internal/control/server"
+	"github.com/ebb-offload/ebb/internal/node"
+	"github.com/ebb-offload/ebb/internal/rankdir"
+	"github.com/ebb-offload/ebb/internal/testutil"
+)
+
+// rankStatus64 is what a rank of many says, in the size of a real status.
+const rankStatus64 = `{"version":"0.1.0","pid":%d,"job":"train","role":"actor","cell":"0","rank":"%d","device":"NVIDIA H200","driver_version":13000,
+"allocations":61,"bytes_active":0,"bytes_paused":40050000000,"staging_bytes":134217728,"workers":8,"block_bytes":4194304,"probes":[],
+"tags":[{"tag":"default","allocations":61,"active":0,"host":0,"disk":40050000000,"discarded":0,"in_host":1200000000,"in_files":38100000000,"skipped":750000000}],
+"last_pause":{"allocations":61,"bytes":40050000000,"device_bytes":40100000000,"host_bytes":1200000000,"disk_bytes":38100000000,"skipped_zero_bytes":750000000,
+"seconds":14.21,"phases":{"hash":0.01,"move":14.1},"gb_per_s":2.82},
+"last_resume":{"allocations":61,"bytes":40050000000,"seconds":21.3,"gb_per_s":1.88},
+"disk":{"dir":"%s","files":61,"bytes":38100000000,"direct_io":true,"dirs":[]},"host_bytes":1200000000,"kept":[],"unmanaged":{"total":0,"measured":true,"classes":[]}}`
+
+// standIns are ranks without engines: the real server on real sockets, all in this process.
+func standIns(t testing.TB, n int) (runtime string) {
+	t.Helper()
+	runtime, err := os.MkdirTemp("", "ebb-status-") // the paths of sockets are short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(runtime) })
+	self, err := rankdir.Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	disk := t.TempDir()
+	for i := range n {
+		owner := self
+		owner.StartTime += uint64(i) + 1
+		s, err := server.Start(server.Options{
+			Socket: filepath.Join(runtime, control.SocketName(owner)),
+			Hello: control.Hello{V: control.Version, EBB: "0.1.0", Started: time.Now(),
+				Who: control.Who{Job: "train", Role: "actor", Cell: "0", Rank: fmt.Sprint(i), PID: 100000 + i}},
+			Handle: func(a *server.Ask) server.Answer {
+				if a.Cmd == control.CmdDevices {
+					return server.Answer{Result: []control.Device{{Ordinal: i % 8, Name: "NVIDIA H200", UUID: fmt.Sprintf("GPU-%08x", i%8), Total: 150e9, Free: 140e9}}}
+				}
+				return server.Answer{Result: json.RawMessage(fmt.Sprintf(rankStatus64, 100000+i, i, disk))}
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Close)
+	}
+	return runtime
+}
+
+// hungRank is a socket of a live process that takes callers and says nothing, as that of a stopped one.
+func hungRank(t testing.TB, runtime string) {
+	t.Helper()
+	self, err := rankdir.Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(runtime, control.SocketName(self)), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+}
+
+// statusOf runs ebb status, which must end with that status.
+func statusOfRanks(t testing.TB, command, runtime string, want int) (stdout string) {
+	t.Helper()
+	cmd := exec.Command(command, "status", "--runtime-dir", runtime)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); statusOf(err) != want {
+		t.Fatalf("%v\n%s%s", err, &out, &errs)
+	}
+	return out.String()
+}
+
+func ebbCommand(t testing.TB) string { return filepath.Join(testutil.Root(t), "dist", "bin", "ebb") }
+
+func TestOneHungRankAmong64IsNamedAndTheOthersAreShown(t *testing.T) {
+	runtime := standIns(t, 63)
+	hungRank(t, runtime)
+	out := statusOfRanks(t, ebbCommand(t), runtime, statusLate)
+	for i := range 63 {
+		if !strings.Contains(out, fmt.Sprintf("\nactor/0/%d ", i)) {
+			t.Errorf("rank %d is missing", i)
+		}
+	}
+	if !strings.Contains(out, fmt.Sprintf("pid %d does not answer: no answer in time: ", os.Getpid())) {
+		t.Error("the hung rank is not named")
+	}
+	if rows := strings.Count(out, " paused "); rows != 63 {
+		t.Errorf("%d rows", rows)
+	}
+	for line := range strings.Lines(out) {
+		if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > textWidth {
+			t.Errorf("a line of %d columns: %s", n, line)
+		}
+	}
+	if t.Failed() {
+		t.Log("\n" + out)
+	}
+}
+
+// BenchmarkStatusOf64Ranks is the whole command, from its start to its end.
+func BenchmarkStatusOf64Ranks(b *testing.B) {
+	runtime, command := standIns(b, 64), ebbCommand(b)
+	for b.Loop() {
+		statusOfRanks(b, command, runtime, 0)
+	}
+}
+
+func TestTheTableFitsAnyRanks(t *testing.T) {
+	long := control.Who{Role: "reference-policy-of-the-second-stage", Cell: "12", Rank: "1023", PID: 4194303}
+	big := node.LastOperation{Bytes: 1e15, Seconds: 98765, GBPerS: 123.4}
+	r := statusResult{Ranks: []node.RankStatus{
+		{Rank: node.Rank{Who: long, Version: "0.1.0"}, Status: node.Status{
+			Device: "NVIDIA H200", Allocations: 1, Active: 9e14, Paused: 1e14, LastPause: &big, LastResume: &big,
+			Tags: []node.TagStatus{{Tag: strings.Repeat("t", 255), Allocations: 1, Active: 9e14, InFiles: 1e14}},
+			Kept: []node.Kept{{Reason: "exported", Count: 1, Bytes: 1 << 30}},
+		}, Devices: []control.Device{{UUID: "GPU-11111111-2"}}},
+		{Rank: node.Rank{Who: control.Who{PID: 7}}, Devices: []control.Device{{UUID: "GPU-22222222-2"}}},
+		{Rank: node.Rank{Who: control.Who{PID: 8}}, Err: "no answer in time: the process waits in the kernel"},
+		{Rank: node.Rank{Who: control.Who{PID: 9}}, Status: node.Status{LastPause: &node.LastOperation{Error: "no space left in /nvme"}}},
+	}}
+	var out bytes.Buffer
+	r.print(&out, true)
+	for line := range strings.Lines(out.String()) {
+		if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > textWidth {
+			t.Errorf("a line of %d columns: %s", n, line)
+		}
+	}
+	for _, want := range []string{
+		"partly", "empty", "silent", "failed", "1000000", "pid 8 does not answer: no answer in time: ", "pid 9: its last pause failed: no space left in /nvme",
+		"900000.00 GB (838190.32 GiB) on the GPU", "a pause leaves 1.07 GB (1.00 GiB) on the GPU that others use too (exported)",
+	} {
+		if !strings.Contains(strings.Join(strings.Fields(out.String()), " "), want) {
+			t.Errorf("no %q in\n%s", want, &out)
+		}
+	}
+}
