@@ -20,7 +20,7 @@ func TestAVariableThatNobodyReadsIsSaid(t *testing.T) {
 // What the library reads must not be called unknown, and is documented.
 func TestVariablesOfTheLibraryAreKnown(t *testing.T) {
 	doc := read(t, "docs/environment.md")
-	flags := []string{"EBB_CELL", "EBB_DISCARD", "EBB_EVENT_LOG", "EBB_LOG_FORMAT", "EBB_RANK", "EBB_ROLE", "EBB_TRAIN_MEMORY_MARGIN_BYTES"}
+	flags := []string{"EBB_CELL", "EBB_DISCARD", "EBB_EVENT_LOG", "EBB_JOB", "EBB_LOG_FORMAT", "EBB_RANK", "EBB_ROLE", "EBB_RUNTIME_DIR", "EBB_TRAIN_MEMORY_MARGIN_BYTES"}
 	names := regexp.MustCompile(`"(EBB_[A-Z_]+)"`).FindAllStringSubmatch(read(t, "shim/settings.c")+read(t, "shim/engine.c"), -1)
 	if len(names) < 10 {
 		t.Fatalf("only %d variables found", len(names))
