@@ -105,6 +105,7 @@ type Engine struct {
 	self     rankdir.Owner
 	host     hostMemory
 	untaken  untaken
+	former   former
 	logLines *logLines
 	events   events
 	remote   remote

@@ -52,6 +52,7 @@ func (e *Engine) usageOf(dir string) *usage.Table {
 // takeRoom counts room in a directory before it is taken. Where there is no quota, a count that fails
 // stops nobody.
 func (e *Engine) takeRoom(dir string, n int64) (left uint64, err error) {
+	e.removeFormer(dir)
 	t := e.usageOf(dir)
 	if t == nil {
 		return 0, nil

@@ -304,6 +304,18 @@ func SweepFiles(dir string, how SweepOptions) ([]Report, error) {
 	return s.reports, errors.Join(s.errs...)
 }
 
+// SweepOwn removes the data files of one process from an open directory. The caller knows that the process
+// has no use for them. path is for people.
+func SweepOwn(fd int, path string, owner Owner, how SweepOptions) (Report, error) {
+	rep := Report{Dir: printable(path), State: NothingThere}
+	err := removeDataFiles(fd, &rep, func(o Owner) bool { return o.FilePrefix() == owner.FilePrefix() }, how)
+	rep.Left = nil // not that process's
+	if len(rep.Files) > 0 {
+		rep.State = Reclaimed
+	}
+	return rep, err
+}
+
 // bareSweep is one SweepBare.
 type bareSweep struct {
 	seen    []Report

@@ -145,6 +145,9 @@ func (s *Store) Open(id, size uint64) (Backing, error) {
 // System is what makes the store's file calls: with its deadline, and the faults of tests.
 func (s *Store) System() filesys.System { return s.sys }
 
+// Deadline is that of System, for work in directories that is not made of its calls.
+func (s *Store) Deadline() *filesys.Deadline { return s.deadline }
+
 // Rest gives up what is kept between calls only for speed: open files. The engine calls it at
 // the end of each operation, so that between operations no forked child inherits them (a
 // removed file would keep its room as long as the child lives), and that a descriptor which the
