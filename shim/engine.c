@@ -292,7 +292,7 @@ static bool start(const char *path)
 		.runtime_dir = settings_env("EBB_RUNTIME_DIR"),
 		.xdg_runtime_dir = settings_env("XDG_RUNTIME_DIR"),
 		.event_log = settings_env("EBB_EVENT_LOG"),
-		.log_json = settings()->log_json,
+		.log_json = log_is_json,
 		.calls = settings()->control ? &control_calls : NULL,
 		.descriptors = control_descriptors,
 	};

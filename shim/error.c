@@ -20,8 +20,7 @@ static void make_one_line(char *text)
 
 /* ---- JSON -------------------------------------------------------------------------------- */
 
-/* Length of the UTF-8 sequence that text starts with; 0: it is none. */
-static size_t utf8_length(const unsigned char *text)
+size_t utf8_length(const unsigned char *text)
 {
 	static const struct {
 		unsigned char first, last, least_second, most_second;

@@ -166,6 +166,7 @@ static void unlock_disk_dir(void)
 
 static void read_environment(void)
 {
+	log_is_json = env_choice("EBB_LOG_FORMAT", "text", "json"); /* first: it is how the others complain */
 	from_env.managed = env_bool("TMS_INIT_ENABLE");
 	from_env.cpu_backup = env_bool("TMS_INIT_ENABLE_CPU_BACKUP");
 	from_env.disk_backup = env_bool("TMS_INIT_ENABLE_DISK_BACKUP");
@@ -180,7 +181,6 @@ static void read_environment(void)
 	from_env.resume_wait_s = env_seconds("EBB_RESUME_WAIT", 0);
 	from_env.io_timeout_s = env_seconds("EBB_IO_TIMEOUT", DEFAULT_IO_TIMEOUT_S);
 	from_env.control = env_bool_or("EBB_CONTROL", true);
-	from_env.log_json = env_choice("EBB_LOG_FORMAT", "text", "json");
 	retain_cpu_backup = env_bool("TMS_RETAIN_CPU_BACKUP");
 	margin_bytes = env_bytes("EBB_TRAIN_MEMORY_MARGIN_BYTES"); /* ebb's launcher sets it */
 

@@ -30,6 +30,9 @@
  * write, never raises SIGPIPE, and says nothing when stderr is closed. Keeps errno. */
 void log_line(const char *format, ...) PRINTF_LIKE(1, 2);
 
+/* Whether lines are JSON; false until the settings are read, which may have lines of their own. */
+extern _Atomic bool log_is_json;
+
 /* ---- settings.c: settings of the process ------------------------------------------------ */
 
 /* Settings from the environment, read once, at first use. */
@@ -47,8 +50,7 @@ struct settings {
 	uint64_t disk_quota; /* 0: none */
 	double resume_wait_s;
 	double io_timeout_s; /* that a disk may give no answer; 0: for ever */
-	bool control;  /* a control socket is served */
-	bool log_json; /* lines of the log are JSON */
+	bool control; /* a control socket is served */
 };
 
 const struct settings *settings(void);
@@ -124,6 +126,8 @@ int fail(int code, const char *format, ...) PRINTF_LIKE(2, 3);
 int fail_as_engine(int code);
 /* The calling thread's last error, "" when there was none. Valid until the next error. */
 const char *last_error(void);
+/* Length of the UTF-8 sequence that text starts with; 0: it is none. */
+size_t utf8_length(const unsigned char *text);
 /* What ebb_last_error_json does. */
 size_t last_error_json(char *buf, size_t cap);
 /* The same as last_error for a line that names the call already: without the "call: " it begins with, if it does. */

@@ -267,6 +267,10 @@ static void nothing_loads_without_a_managed_allocation(void)
 
 #define TWO_MISSING(path) "ebb: cannot load the engine library " path " for libebb.so 0.1.0: *"
 
+#define JSON_LINE(text)                                                                     \
+	"{\"time\":\"20*-*-*T*:*:*.*Z\",\"level\":\"warn\",\"msg\":\"" text \
+	"\",\"job\":\"j\",\"role\":\"actor\",\"rank\":\"3\",\"pid\":*}"
+
 CASES(
 	{.says = "no engine is loaded before the first managed allocation",
 	 .run = nothing_loads_without_a_managed_allocation,
@@ -341,6 +345,12 @@ CASES(
 	 .run = a_control_socket_by_default,
 	 .env = {"EBB_CONTROL=", "EBB_RUNTIME_DIR=", "EBB_EVENT_LOG=", "EBB_JOB="}},
 	{.says = "the control socket can be turned off", .run = no_control_socket, .env = {"EBB_CONTROL=0"}},
+	{.says = "lines are JSON where that is wanted, whatever they name",
+	 .run = nothing_can_be_paused_or_lost,
+	 .env = {"EBB_LOG_FORMAT=json", "EBB_ENGINE=/no\\where\"\xff\xc3\xa9", "EBB_JOB=j", "EBB_ROLE=actor", "EBB_RANK=3", "EBB_IO_TIMEOUT=-1"},
+	 .lines = {JSON_LINE("EBB_IO_TIMEOUT=-1 is ignored: not a number of seconds"),
+		   JSON_LINE("cannot load the engine library /no\\\\\\\\where\\\\\"[?]\xc3\xa9 for libebb.so *"),
+		   JSON_LINE("pause FAILED, memory not freed: *"), JSON_LINE("resume *")}},
 	{.says = "a format of the log that is none is named",
 	 .run = a_control_socket_by_default,
 	 .env = {"EBB_LOG_FORMAT=xml"},
