@@ -81,8 +81,9 @@ how far the same arithmetic is from the latest ones.
 Ends with 0 when something fits, with 1 when nothing does; with --live with 3 when no rank is
 running, and with 4 when one did not answer.`,
 		Example: `  ebb plan --params 7B --dp 8 --disk-dir /scratch/$USER
-  ebb plan --from-config config.json --tp 4 --ep 8 --dp 2 --gpu-memory 139GiB \
-      --host-memory 1TiB --disk-write 20-26 --disk-read 40-48 --disk-space 20TB
+  ebb plan --from-config config.json --tp 4 --dp 2 --ep 8 --etp 1 \
+      --gpu-memory 139GiB --host-memory 1TiB --disk-write 20-26 --disk-read 40-48 \
+      --disk-space 20TB
   ebb plan --params 8B --disk-write 2.7 --disk-read 1.8 --cycle-seconds 600 --drive-tbw 7000
   ebb plan --live --role actor`,
 		Args:    noArgs,
