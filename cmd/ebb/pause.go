@@ -237,8 +237,6 @@ func printReport(w io.Writer, r node.Report) {
 	for _, out := range r.Outcomes {
 		if d := out.Done; d != nil {
 			all.Bytes += d.Bytes
-			all.Freed += d.Freed
-			all.DeviceBytes += d.DeviceBytes
 			slowest, largest = max(slowest, d.Seconds), max(largest, d.Bytes)
 		}
 	}
@@ -264,16 +262,16 @@ func printReport(w io.Writer, r node.Report) {
 		return
 	}
 	text := fmt.Sprintf("%s done on %s in %s s", r.Operation, launch.Count(len(r.Outcomes), "rank"), short(r.Seconds))
+	if slowest > 0 {
+		text += fmt.Sprintf(", %s GB/s", short(float64(all.Bytes)/1e9/slowest))
+	}
 	switch {
 	case all.Bytes == 0:
 		text += ": there was nothing to do"
 	case r.Operation == control.CmdPause:
-		text += fmt.Sprintf(": %s off the GPU, %s more of it free as the driver says", both(all.Bytes), both(all.Freed))
+		text += fmt.Sprintf(": %s off the GPU, as the driver says", both(all.Bytes))
 	default:
 		text += fmt.Sprintf(": %s back on the GPU", both(all.Bytes))
-	}
-	if slowest > 0 {
-		text += fmt.Sprintf("; %s GB/s together", short(float64(all.Bytes)/1e9/slowest))
 	}
 	for _, line := range wrap(text, "    ") {
 		fmt.Fprintln(w, line)
