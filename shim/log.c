@@ -95,7 +95,7 @@ static size_t put_rank(char *line, size_t length, size_t room)
 /* The line of EBB_LOG_FORMAT=json, as the engine writes them. */
 static size_t make_json(char *line, size_t room, const char *text)
 {
-	char stamp[40] = "", head[80];
+	char stamp[40] = "", head[128];
 	struct timespec now;
 	struct tm utc;
 
