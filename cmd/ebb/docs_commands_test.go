@@ -149,10 +149,10 @@ func TestBlocksOfTheDocsAreWellFormed(t *testing.T) {
 				check = exec.Command("python3", "-c", "import sys; compile(sys.stdin.read(), '"+page+"', 'exec')")
 			case "sh":
 				check = exec.Command("bash", "-n")
-			case "", "json", "text":
+			case "", "json", "text", "yaml", "html", "ini":
 				continue
 			default:
-				t.Errorf("%s has a block of the language %q: name it python or sh, or leave the name out", page, block[1])
+				t.Errorf("%s has a block of the language %q: name it python or sh, the language of a file, or nothing", page, block[1])
 				continue
 			}
 			check.Stdin = strings.NewReader(block[2])
