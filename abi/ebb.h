@@ -158,7 +158,8 @@ int ebb_safe_point(void);
 /*
  * ebb_pause at the actor's next safe point. timeout_s: how long to wait for it; after that
  * EBB_ERR_TIMEOUT, and nothing was paused. negative: no limit. The caller, not the actor, must
- * call ebb_resume later.
+ * call ebb_resume later. Where all that is named is paused already, and where a tag is not known, it
+ * returns at once.
  */
 int ebb_request_pause(const char *const *tags, size_t ntags, double timeout_s, ebb_result *result);
 
