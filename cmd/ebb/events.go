@@ -28,7 +28,7 @@ func eventText(e control.Event) string {
 	case control.EventWithdraw:
 		return fmt.Sprintf("the pause of %s was withdrawn before it began", what)
 	case control.EventBegin:
-		return fmt.Sprintf("%s of %s begins: %s, asked for by %s", e.Operation, what, both(e.Total), asker(e.By))
+		return fmt.Sprintf("%s of %s begins: %s, asked for %s", e.Operation, what, both(e.Total), asker(e.By))
 	case control.EventPhase:
 		return fmt.Sprintf("%s: %s took %.3f s, %s moved so far", e.Operation, e.Phase, e.Seconds, both(e.Bytes))
 	case control.EventProgress:
@@ -48,9 +48,9 @@ func eventText(e control.Event) string {
 
 func asker(by string) string {
 	if by == "control" {
-		return "ebb from outside"
+		return "from outside"
 	}
-	return "the " + by
+	return "by the " + by
 }
 
 // outcomeText says how an operation went.

@@ -113,7 +113,7 @@ func (l *live) lines(columns, rows int, now time.Time) []string {
 	for _, r := range l.ranks {
 		names = max(names, len([]rune(node.ShortName(r.who))))
 	}
-	names = min(names, columns/4)
+	names = min(names, max(columns/4, 9))
 	shown, hidden := l.ranks, 0
 	if len(shown) > rows {
 		shown = nil
@@ -128,7 +128,8 @@ func (l *live) lines(columns, rows int, now time.Time) []string {
 	}
 	var lines []string
 	for _, r := range shown {
-		lines = append(lines, cut(fmt.Sprintf("%-*s  %s", names, cut(node.ShortName(r.who), names), r.line(columns-names-2, now)), columns))
+		line := []rune(fmt.Sprintf("%-*s  %s", names, cut(node.ShortName(r.who), names), r.line(columns-names-2, now)))
+		lines = append(lines, string(line[:min(len(line), columns)]))
 	}
 	if hidden > 0 {
 		lines = append(lines, fmt.Sprintf("and %s more", launch.Count(hidden, "rank")))
@@ -150,6 +151,8 @@ func (r *liveRank) line(columns int, now time.Time) string {
 		return fmt.Sprintf("%-6s %-6s %s %s", r.operation, r.doing, bar(r.bytes, r.total, max(8, min(30, columns-50))), figures)
 	case !r.asked.IsZero():
 		return fmt.Sprintf("waits for a safe point, %.0f s", max(0, now.Sub(r.asked).Seconds()))
+	case r.status == nil && r.note == "":
+		return "has said nothing yet"
 	case r.status == nil:
 		return r.note
 	}

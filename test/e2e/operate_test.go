@@ -126,6 +126,9 @@ func (o *operated) want(t *testing.T, status int, args ...string) outcome {
 	if out.status != status {
 		t.Fatalf("ebb %v: want status %d: %v", args, status, out)
 	}
+	if strings.Contains(out.stdout+out.stderr, "\x1b") {
+		t.Errorf("ebb %v sends escape codes to a pipe: %v", args, out)
+	}
 	for line := range strings.Lines(out.stdout) {
 		if n := len([]rune(strings.TrimRight(line, "\n"))); n > 100 && args[len(args)-1] != "--json" {
 			t.Errorf("ebb %v prints a line of %d columns: %s", args, n, line)
@@ -279,7 +282,7 @@ func TestAnOperatorPausesAndResumesRanks(t *testing.T) {
 		t.Errorf("ebb watch: %v", err)
 	}
 	for _, line := range []string{
-		"actor/0/1: pause of everything begins: 24.1 MB (23.0 MiB), asked for by ebb from outside",
+		"actor/0/1: pause of everything begins: 24.1 MB (23.0 MiB), asked for from outside",
 		"actor/0/1: pause: move took ", "actor/0/1: paused 24.1 MB (23.0 MiB) in ",
 		"actor/0/1: resume of tags weights begins", "actor/0/1: pause of everything begins: 24.1 MB (23.0 MiB), asked for by the program",
 	} {
