@@ -211,6 +211,9 @@ func (h *handOver) toTrain(ctx context.Context) error {
 		return h.silentRanks()
 	}
 	engines, err := h.look(ctx)
+	if errors.Is(err, rollout.ErrUnreachable) {
+		return fmt.Errorf("%w; where it has ended, ebb resume brings the ranks back without it", err)
+	}
 	if err != nil {
 		return err
 	}

@@ -574,6 +574,9 @@ func TestAHandOverToTrainThatFailsHalfWay(t *testing.T) {
 	s.mustFail(t, 1, []string{"status 500: boom", "look at the engine's log"}, "train")
 	s.wantPaused(t)
 
+	s.mustFail(t, 1, []string{"connection refused", "where it has ended, ebb resume brings the ranks back"}, "train", "--engine", "http://127.0.0.1:1")
+	s.wantPaused(t)
+
 	// It slept, and the answer was lost: the command repeated finds it asleep.
 	s.engine.manners(t, `{"faults":{"/sleep":{"break":true,"after":true}}}`)
 	s.mustFail(t, 1, []string{"POST /sleep?level=1: the connection ended before its answer", "2 ranks paused"}, "train")
