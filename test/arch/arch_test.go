@@ -107,6 +107,9 @@ func TestPurePackagesKnowNoMechanism(t *testing.T) {
 		"internal/store":       {"internal/filesys", "internal/fingerprint"},
 		"internal/rankdir":     {"internal/discard", "internal/fd"},
 		"internal/device":      {"internal/fingerprint", "internal/mem"},
+
+		"internal/control":        {"internal/rankdir"},
+		"internal/control/server": {"internal/control", "internal/fd"},
 	}
 	found := map[string]bool{}
 	for _, s := range sources(t) {
