@@ -165,10 +165,13 @@ static void *stream;
 
 static void async_alloc_free(void)
 {
+	static unsigned calls;
 	uint64_t ptr;
 
 	CALL(cuMemAllocAsync, &ptr, GRANULARITY, stream);
 	CALL(cuMemFreeAsync, ptr, stream);
+	if (++calls % 256 == 0 && cuCtxSynchronize != NULL)
+		CALL(cuCtxSynchronize); /* what is freed is there again only when the stream has come to it */
 }
 
 static void begin_end_capture(void)
