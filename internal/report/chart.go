@@ -76,6 +76,9 @@ func elapsed(s float64) string {
 	if s < 60 {
 		return strconv.FormatFloat(s, 'f', -1, 64) + " s"
 	}
+	if n := int(s); n < 3600 && n%60 == 0 {
+		return fmt.Sprintf("%d min", n/60)
+	}
 	return duration(s)
 }
 

@@ -5,19 +5,21 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
-// The logs of real ranks make a report: what was parked, what was zero, and the pause that failed.
-func TestAReportOfRealRanks(t *testing.T) {
-	const ranks, cycles, mib = 2, 4, 1 << 20
+// The log of a real rank makes a report: what was parked, what was zero, and the pause that failed.
+func TestAReportOfARealRank(t *testing.T) {
+	const ranks, cycles, mib = 1, 4, 1 << 20 // ranks on one device would see each other's memory come and go
 	n := newNode(t, 256)
 	logs := filepath.Join(n.disk, "logs")
 	ebb := lib("../bin/ebb")
-	cmd := n.process(t, ebb, "run", "--nproc-per-node", "2", "--device", "soft", "--job", "real", "--offload-train",
+	cmd := n.process(t, ebb, "run", "--device", "soft", "--job", "real", "--offload-train",
 		"--offload-train-target", "disk", "--offload-train-disk-dir", filepath.Join(n.disk, "parked"), "--event-log", logs,
 		"--", "python3", filepath.Join(testdir, "cycles.py"), "4")
-	cmd.Env = append(cmd.Env, "EBB_FAULT_FILES=fallocate:1:ENOSPC") // the first pause of each rank
+	cmd.Env = append(cmd.Env, "EBB_FAULT_FILES=fallocate:1:ENOSPC") // the first pause
 	succeed(t, cmd)
 
 	var r struct {
@@ -67,7 +69,59 @@ func TestAReportOfRealRanks(t *testing.T) {
 		}
 	}
 	text, err := os.ReadFile(page)
-	if err != nil || !strings.Contains(string(text), "actor/0/1") || !strings.Contains(string(text), "no space left on device") {
+	if err != nil || !strings.Contains(string(text), "actor/0/0") || !strings.Contains(string(text), "no space left on device") {
 		t.Errorf("the page: %v, %d bytes", err, len(text))
+	}
+}
+
+// SIGUSR1 to ebb asks the ranks themselves, and does them no harm.
+func TestSIGUSR1TellsWhatRealRanksHold(t *testing.T) {
+	n := newNode(t, 256)
+	sockets, err := os.MkdirTemp("", "ebb-usr1-") // the path of a socket is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(sockets)
+	there, said := filepath.Join(n.disk, "there-"), filepath.Join(n.disk, "said")
+	cmd := n.process(t, lib("../bin/ebb"), "run", "--nproc-per-node", "2", "--device", "soft", "--offload-train",
+		"--offload-train-target", "disk", "--offload-train-disk-dir", filepath.Join(n.disk, "parked"),
+		"--", "python3", filepath.Join(testdir, "cycles.py"), "1", there)
+	cmd.Env = append(cmd.Env, "EBB_RUNTIME_DIR="+sockets)
+	out, err := os.Create(said)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	cmd.Stderr = out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually := func(what string, seen func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(hangs); !seen(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				text, _ := os.ReadFile(said)
+				t.Fatalf("%s: not seen; %s", what, text)
+			}
+		}
+	}
+	for _, rank := range []string{"0", "1"} {
+		eventually("rank "+rank, func() bool { _, err := os.Stat(there + rank); return err == nil })
+	}
+	if err := cmd.Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	eventually("the line", func() bool {
+		text, _ := os.ReadFile(said)
+		return strings.Contains(string(text), "ebb: 2 ranks: 0 B on the devices, 50 MB parked (34 MB in files, 0 B in host memory); 2 parked; last pause 50 MB in ")
+	})
+	for _, rank := range []string{"0", "1"} {
+		if err := os.Remove(there + rank); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := cmd.Wait(); err != nil {
+		text, _ := os.ReadFile(said)
+		t.Errorf("%v: %s", err, text)
 	}
 }
