@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -516,7 +517,7 @@ func TestAnEventLogThatCannotBeWrittenIsNeverInTheWay(t *testing.T) {
 
 // A disk that gives no answer keeps the writer, and nobody else.
 func TestEventsThatFindNoRoomInTheLogAreCounted(t *testing.T) {
-	l := &eventLog{queue: make(chan entry, 3)} // nobody writes
+	l := &eventLog{path: "/dev/null", queue: make(chan entry, 3)} // nobody writes yet
 	for seq := range 10 {
 		l.add(control.Event{Seq: uint64(seq + 1)})
 	}
@@ -530,7 +531,14 @@ func TestEventsThatFindNoRoomInTheLogAreCounted(t *testing.T) {
 	l.queue <- entry{}
 	l.queue <- entry{}
 	l.queue <- entry{}
-	l.flush() // returns all the same
+	l.flush() // returns all the same,
+	if !l.slow.Load() {
+		t.Error("it is waited for each time")
+	}
+	go l.serve()
+	for l.slow.Load() { // until it has caught up
+		runtime.Gosched()
+	}
 }
 
 func TestEachPauseAndResumeIsALine(t *testing.T) {

@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"io"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +27,8 @@ type eventLog struct {
 	say  func(string) // once for each text
 
 	queue   chan entry
-	dropped uint64 // guarded by events.mu, like every call of add
+	slow    atomic.Bool // what was waited for in vain is not written yet
+	dropped uint64      // guarded by events.mu, like every call of add
 }
 
 // entry is an event, or a question whether all before it are written.
@@ -58,25 +60,34 @@ func (l *eventLog) add(ev control.Event) {
 	}
 }
 
-// flush returns when all that was added is written, or after eventFlush.
+// flush returns when all that was added is written, or after eventFlush. A disk that was waited for in vain is not
+// waited for again until it has caught up.
 func (l *eventLog) flush() {
+	if l.slow.Load() {
+		return
+	}
 	timer := time.NewTimer(eventFlush)
 	defer timer.Stop()
 	written := make(chan struct{})
 	select {
 	case l.queue <- entry{written: written}:
 	case <-timer.C:
+		l.slow.Store(true)
 		return
 	}
 	select {
 	case <-written:
 	case <-timer.C:
+		l.slow.Store(true)
 	}
 }
 
 // serve writes until the process ends.
 func (l *eventLog) serve() {
 	for e := range l.queue {
+		if len(l.queue) == 0 {
+			l.slow.Store(false)
+		}
 		if e.written != nil {
 			close(e.written)
 			continue
