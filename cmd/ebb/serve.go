@@ -92,6 +92,9 @@ func (s *serveFlags) addEngines(f *pflag.FlagSet) {
 
 func (s *serveFlags) run(ctx context.Context) error {
 	s.options.Log = launch.NewLog(os.Stderr, s.logFormat)
+	if s.engines.wrong != nil {
+		return s.engines.wrong
+	}
 	s.options.Node = serve.RanksOf(s.ranks.places(), s.ranks.selection)
 	if len(s.engines.options.Engines) > 0 {
 		if err := s.engines.settings(); err != nil {

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -233,7 +234,7 @@ func (v *served) follow(see func(kind, operation, rank string) bool) (seen <-cha
 				return
 			}
 		}
-		done <- fmt.Errorf("the events ended: %v", lines.Err())
+		done <- fmt.Errorf("the events ended: %w", errors.Join(io.EOF, lines.Err()))
 	}()
 	return done
 }
@@ -392,8 +393,12 @@ func TestAKilledRankIsNamedOverHTTP(t *testing.T) {
 	if err := rank.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- rank.Wait(); _ = listener.Close() }()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = rank.Wait() // it is killed
+		_ = listener.Close()
+	}()
 	conn, err := listener.Accept()
 	if err != nil {
 		t.Fatalf("the rank did not come: %v", err)
