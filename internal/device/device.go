@@ -15,10 +15,12 @@ import (
 	"github.com/ebb-offload/ebb/internal/mem"
 )
 
-// Context is a CUcontext, Stream a CUstream. The zero value is none.
+// Context is a CUcontext, Stream a CUstream, Event a CUevent. The zero value is none; of a stream it is
+// the legacy default stream.
 type (
 	Context uintptr
 	Stream  uintptr
+	Event   uintptr
 )
 
 // Pool is a CUmemoryPool.
@@ -62,6 +64,9 @@ type Driver interface {
 	// have its size.
 	MemExport(dst unsafe.Pointer, h mem.Handle, handleType int32, flags uint64) error
 
+	// PointerDevice is the device that memory at an address is on.
+	PointerDevice(addr mem.Addr) (int, error)
+
 	// Pools lists the device's default and current memory pool (cudaMallocAsync), once each.
 	Pools(device int) ([]Pool, error)
 	PoolUsage(p Pool) (Usage, error)
@@ -87,6 +92,10 @@ type Driver interface {
 	StreamCreate() (Stream, error) // non-blocking with respect to the legacy stream
 	StreamDestroy(s Stream) error
 	StreamSynchronize(s Stream) error
+	EventCreate() (Event, error)         // without a time
+	EventRecord(e Event, s Stream) error // it comes when the work that is in the stream now is done
+	EventSynchronize(e Event) error
+	EventDestroy(e Event) error
 	CopyToHost(dst unsafe.Pointer, src mem.Addr, n uint64, s Stream) error   // asynchronous
 	CopyToDevice(dst mem.Addr, src unsafe.Pointer, n uint64, s Stream) error // asynchronous
 	MemsetZero(dst mem.Addr, n uint64, s Stream) error                       // asynchronous

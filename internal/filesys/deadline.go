@@ -594,6 +594,21 @@ func (d *Deadline) Renameat(dirfd int, from, to string) error {
 	return d.only("renaming", d.in(dirfd, from), func() error { return d.under.Renameat(dirfd, from, to) })
 }
 
+// Exchange implements System.
+func (d *Deadline) Exchange(dirfd int, a, b string) error {
+	return d.only("exchange", d.in(dirfd, a), func() error { return d.under.Exchange(dirfd, a, b) })
+}
+
+// Rmdirat implements System.
+func (d *Deadline) Rmdirat(dirfd int, name string) error {
+	return d.only("removal", d.in(dirfd, name), func() error { return d.under.Rmdirat(dirfd, name) })
+}
+
+// Clone implements System.
+func (d *Deadline) Clone(to int, at int64, from int, off, n int64) error {
+	return d.writeBack(to, func() error { return d.under.Clone(to, at, from, off, n) })
+}
+
 // Fchmod implements System.
 func (d *Deadline) Fchmod(fd int, mode uint32) error {
 	return d.only("change of mode", d.at(fd), func() error { return d.under.Fchmod(fd, mode) })

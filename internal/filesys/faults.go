@@ -245,6 +245,30 @@ func (f *Faults) Renameat(dirfd int, from, to string) error {
 	return f.under.Renameat(dirfd, from, to)
 }
 
+// Exchange implements System: as a rename.
+func (f *Faults) Exchange(dirfd int, a, b string) error {
+	if err := f.fails(rename); err != nil {
+		return err
+	}
+	return f.under.Exchange(dirfd, a, b)
+}
+
+// Rmdirat implements System.
+func (f *Faults) Rmdirat(dirfd int, name string) error {
+	if err := f.fails(rmdir); err != nil {
+		return err
+	}
+	return f.under.Rmdirat(dirfd, name)
+}
+
+// Clone implements System.
+func (f *Faults) Clone(to int, at int64, from int, off, n int64) error {
+	if err := f.fails(clone); err != nil {
+		return err
+	}
+	return f.under.Clone(to, at, from, off, n)
+}
+
 // Fchmod implements System.
 func (f *Faults) Fchmod(fd int, mode uint32) error {
 	if err := f.fails(fchmod); err != nil {

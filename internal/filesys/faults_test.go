@@ -117,6 +117,8 @@ func TestEveryCallFailsByItsName(t *testing.T) {
 		"fadvise":   func() error { return d.DropCache(d.fd, 0, 0) },
 		"fsync":     func() error { return d.Fsync(d.fd) },
 		"lock":      func() error { return d.Lock(d.fd, true) },
+		"rmdir":     func() error { return d.Rmdirat(at, "none") },
+		"clone":     func() error { return d.Clone(d.fd, 0, d.fd, 0, 0) },
 		"close":     func() error { return d.Close(at) },
 	}
 	if len(calls) != int(nCalls) {

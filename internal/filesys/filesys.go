@@ -30,12 +30,16 @@ type System interface {
 	Names(dirfd int) ([]string, error)         // what is in a directory, sorted
 	Unlinkat(dirfd int, name string) error
 	Renameat(dirfd int, from, to string) error // within one directory
+	Exchange(dirfd int, a, b string) error     // the same with RENAME_EXCHANGE
+	Rmdirat(dirfd int, name string) error
 	Fchmod(fd int, mode uint32) error
 	Fallocate(fd int, size int64) error // mode 0 from offset 0
 	Discard(fd int, size int64) error   // the first size bytes: see package discard
 	Ftruncate(fd int, size int64) error
 	Pread(fd int, p []byte, off int64) (int, error)
 	Pwrite(fd int, p []byte, off int64) (int, error)
+	// Clone makes n bytes of to, from offset at on, share their blocks with those of from.
+	Clone(to int, at int64, from int, off, n int64) error
 	SetFlags(fd, flags int) error         // F_SETFL
 	SyncRange(fd int, off, n int64) error // write out and wait
 	DropCache(fd int, off, n int64) error // POSIX_FADV_DONTNEED
@@ -144,6 +148,21 @@ func (Kernel) Unlinkat(dirfd int, name string) error { return unix.Unlinkat(dirf
 // Renameat is renameat(2).
 func (Kernel) Renameat(dirfd int, from, to string) error {
 	return unix.Renameat(dirfd, from, dirfd, to)
+}
+
+// Exchange is renameat2(2).
+func (Kernel) Exchange(dirfd int, a, b string) error {
+	return unix.Renameat2(dirfd, a, dirfd, b, unix.RENAME_EXCHANGE)
+}
+
+// Rmdirat is unlinkat(2) of a directory.
+func (Kernel) Rmdirat(dirfd int, name string) error { return unix.Unlinkat(dirfd, name, unix.AT_REMOVEDIR) }
+
+// Clone is ioctl(2) with FICLONERANGE.
+func (Kernel) Clone(to int, at int64, from int, off, n int64) error {
+	return unix.IoctlFileCloneRange(to, &unix.FileCloneRange{
+		Src_fd: int64(from), Src_offset: uint64(off), Src_length: uint64(n), Dest_offset: uint64(at),
+	})
 }
 
 // Fchmod is fchmod(2).

@@ -35,6 +35,8 @@ const (
 	fadvise
 	fsync
 	lock
+	rmdir
+	clone
 	nCalls
 
 	anyCall call = -1
@@ -43,6 +45,7 @@ const (
 var names = [nCalls]string{
 	"mkdir", "opendir", "open", "close", "fstat", "fstatat", "fstatfs", "statx", "readdir", "unlink", "rename", "fchmod",
 	"fallocate", "discard", "ftruncate", "pread", "pwrite", "setfl", "syncrange", "fadvise", "fsync", "lock",
+	"rmdir", "clone",
 }
 
 func (c call) String() string {

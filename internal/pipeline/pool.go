@@ -46,6 +46,16 @@ type Move struct {
 	Zero bool
 	Sum  fingerprint.Sum
 
+	// Sparse: a block that turns out to be all zero when it is stored is marked so and not written.
+	Sparse bool
+	// Check: what is loaded is compared with what was stored also where there is a kernel: on the device,
+	// when its copy there is done.
+	Check bool
+	// Bytes, if not nil, stands in place of the device memory: when the block is stored it fills p with
+	// its bytes; when it is loaded it takes them from there, and they are what was stored. It is called on
+	// the worker. The device only lends its context.
+	Bytes func(p []byte) error
+
 	queue int // that it was taken from
 }
 

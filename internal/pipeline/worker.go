@@ -117,6 +117,11 @@ func (w *worker) beginCopyOut(j job, slot int) (*inflight, error) {
 		}
 	}
 	switch {
+	case m.Bytes != nil:
+		if err = m.Bytes(first.host); err != nil {
+			w.quarantine(slot, err)
+			return nil, first.failed("save", err)
+		}
 	case snapshot:
 		err = w.copyFromSnapshot(f)
 	case m.Kernel:
@@ -164,11 +169,16 @@ func (w *worker) finishCopyOut(j job, f *inflight) error {
 	for i := range f.blocks {
 		b := &f.blocks[i]
 		m := b.move
-		entry := store.Block{State: store.Stored, Known: true}
+		entry, zero := store.Block{State: store.Stored, Known: true}, false
 		if m.Kernel {
-			entry.Sum, _ = w.hashers[f.slot].Sum(i)
+			entry.Sum, zero = w.hashers[f.slot].Sum(i)
 		} else {
-			entry.Sum, _ = w.drv.HostFingerprint(w.options.Key, b.host)
+			entry.Sum, zero = w.drv.HostFingerprint(w.options.Key, b.host)
+		}
+		if zero && m.Sparse {
+			entry.State = store.Zero
+			m.Backing.Mark(m.Offset, entry)
+			continue
 		}
 		if b.direct {
 			m.Backing.Mark(m.Offset, entry)
@@ -217,6 +227,16 @@ func (w *worker) beginCopyIn(j job, m *Move, slot int) (*inflight, error) {
 		return nil, err
 	}
 	first := &f.blocks[0]
+	if m.Bytes != nil {
+		if err := w.read(first, slot); err != nil {
+			return nil, err
+		}
+		if err := m.Bytes(first.host); err != nil {
+			w.quarantine(slot, err)
+			return nil, first.failed("restore", err)
+		}
+		return f, nil
+	}
 	if m.Zero {
 		if err := m.reach(); err != nil {
 			return nil, err
@@ -243,6 +263,12 @@ func (w *worker) beginCopyIn(j job, m *Move, slot int) (*inflight, error) {
 		if err := w.drv.CopyToDevice(c.at, c.host, c.bytes, f.stream); err != nil {
 			_ = w.drv.StreamSynchronize(f.stream) // what was submitted before
 			return nil, first.failed("copy to the device", err)
+		}
+	}
+	if m.Kernel && m.Check {
+		if err := w.launch(f, []device.Span{{Addr: m.Addr, Bytes: m.Length}}); err != nil {
+			_ = w.drv.StreamSynchronize(f.stream)
+			return nil, first.failed("hash on the device", err)
 		}
 	}
 	return f, nil
@@ -284,6 +310,11 @@ func (w *worker) waitCopyIn(j job, f *inflight) error {
 		return f.blocks[0].failed("copy to the device", err)
 	}
 	for _, b := range f.blocks {
+		if m := b.move; m.Kernel && m.Check && !m.Zero {
+			if sum, _ := w.hashers[f.slot].Sum(0); sum != m.Backing.Block(m.Offset).Sum {
+				return w.options.Mismatch(*m)
+			}
+		}
 		if !b.move.Zero {
 			j.queues.done(b.move)
 		}

@@ -44,6 +44,11 @@ type Backing interface {
 	// that is), and all is on the device when it returns. When that cannot be had, all blocks
 	// are absent.
 	Commit() error
+	// Settle is Commit for who has written a part: blocks may be absent. Reads may be under way.
+	Settle() error
+	// InFile calls use with the descriptor of the file in which the block at off lies and its offset
+	// there, and tells whether it lies in one. What use does there is not recorded.
+	InFile(off uint64, use func(fd int, at int64) error) (bool, error)
 	// Pointer is the address of byte off in host memory, whether or not devices can copy to
 	// it; ErrNoMemory when not all of the backing lies there now, ErrAbsent while a block is
 	// absent. What dead blocks show is undefined. Valid until Release.
@@ -86,7 +91,7 @@ type host struct {
 
 // WriteBlock implements Backing.
 func (b *backing) WriteBlock(off uint64, p []byte, as Block) error {
-	e, f, err := b.find(off, p)
+	e, f, err := b.find(off, uint64(len(p)))
 	switch {
 	case err != nil:
 	case f == nil:
@@ -126,7 +131,7 @@ func (b *backing) writeFile(e *blockEntry, f *diskFile, p []byte, as Block) erro
 
 // ReadBlock implements Backing.
 func (b *backing) ReadBlock(off uint64, p []byte) error {
-	e, f, err := b.find(off, p)
+	e, f, err := b.find(off, uint64(len(p)))
 	if err == nil {
 		switch state := e.get().State; {
 		case state == Absent:
@@ -185,8 +190,8 @@ func (b *backing) readFile(e *blockEntry, f *diskFile, p []byte) error {
 
 // find checks the arguments of a block call and returns the block's entry, and its file; nil
 // when it lies in host memory.
-func (b *backing) find(off uint64, p []byte) (*blockEntry, *diskFile, error) {
-	if err := b.blocks.check(off, uint64(len(p))); err != nil {
+func (b *backing) find(off, n uint64) (*blockEntry, *diskFile, error) {
+	if err := b.blocks.check(off, n); err != nil {
 		return nil, nil, err
 	}
 	b.mu.RLock()
@@ -287,6 +292,10 @@ func (b *backing) commit() error {
 	if off, found := b.blocks.firstAbsent(); found {
 		return fmt.Errorf("block at offset %d: %w", off, ErrAbsent)
 	}
+	return b.settle(files)
+}
+
+func (b *backing) settle(files []*diskFile) error {
 	for _, f := range files {
 		if err := b.store.settle(f); err != nil {
 			// The system reports a failed write-back once, without saying of which bytes.
@@ -295,6 +304,32 @@ func (b *backing) commit() error {
 		}
 	}
 	return nil
+}
+
+// Settle implements Backing.
+func (b *backing) Settle() error {
+	files, err := b.files()
+	if err == nil {
+		err = b.settle(files)
+	}
+	if err != nil {
+		return fmt.Errorf("settle the backup of allocation %d: %w", b.id, err)
+	}
+	return nil
+}
+
+// InFile implements Backing.
+func (b *backing) InFile(off uint64, use func(fd int, at int64) error) (bool, error) {
+	e, f, err := b.find(off, b.blocks.length(min(off, b.blocks.size)))
+	if err != nil || f == nil {
+		return false, err
+	}
+	fd, _, err := b.store.fds.acquire(f)
+	if err != nil {
+		return true, fmt.Errorf("%s: %w", f.path(), err)
+	}
+	defer b.store.fds.release(f)
+	return true, use(fd, e.place.at)
 }
 
 // files are those that hold blocks.

@@ -264,6 +264,24 @@ func (d *driver) StreamSynchronize(s device.Stream) error {
 	return d.check("cuStreamSynchronize", C.call_cuStreamSynchronize(d.cuda, toStream(s)))
 }
 
+func (d *driver) EventCreate() (device.Event, error) {
+	var e C.CUevent
+	err := d.check("cuEventCreate", C.call_cuEventCreate(d.cuda, &e, C.CU_EVENT_DISABLE_TIMING))
+	return fromEvent(e), err
+}
+
+func (d *driver) EventRecord(e device.Event, s device.Stream) error {
+	return d.check("cuEventRecord", C.call_cuEventRecord(d.cuda, toEvent(e), toStream(s)))
+}
+
+func (d *driver) EventSynchronize(e device.Event) error {
+	return d.check("cuEventSynchronize", C.call_cuEventSynchronize(d.cuda, toEvent(e)))
+}
+
+func (d *driver) EventDestroy(e device.Event) error {
+	return d.check("cuEventDestroy", C.call_cuEventDestroy(d.cuda, toEvent(e)))
+}
+
 // The handles below are the driver's pointers. Go code keeps them as numbers and never follows
 // them; their bits are reinterpreted, not converted, because go vet rightly refuses a conversion
 // of a number to a pointer.
@@ -272,3 +290,5 @@ func fromContext(c C.CUcontext) device.Context { return *(*device.Context)(unsaf
 func toContext(c device.Context) C.CUcontext   { return *(*C.CUcontext)(unsafe.Pointer(&c)) }
 func fromStream(s C.CUstream) device.Stream    { return *(*device.Stream)(unsafe.Pointer(&s)) }
 func toStream(s device.Stream) C.CUstream      { return *(*C.CUstream)(unsafe.Pointer(&s)) }
+func fromEvent(c C.CUevent) device.Event       { return *(*device.Event)(unsafe.Pointer(&c)) }
+func toEvent(e device.Event) C.CUevent         { return *(*C.CUevent)(unsafe.Pointer(&e)) }

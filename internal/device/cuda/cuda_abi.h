@@ -19,6 +19,7 @@ typedef unsigned long long CUdeviceptr;
 typedef unsigned long long CUmemGenericAllocationHandle;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
@@ -45,9 +46,10 @@ typedef enum CUmemAccess_flags_enum {
 typedef enum CUmemAllocationGranularity_flags_enum {
 	CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0
 } CUmemAllocationGranularity_flags;
+typedef enum CUpointer_attribute_enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 } CUpointer_attribute;
 typedef enum CUstreamCaptureMode_enum { CU_STREAM_CAPTURE_MODE_RELAXED = 2 } CUstreamCaptureMode;
 
-enum { CU_STREAM_NON_BLOCKING = 1 };
+enum { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DISABLE_TIMING = 2 };
 
 #define CU_MEMHOSTALLOC_PORTABLE 0x01
 #define CU_MEMHOSTREGISTER_PORTABLE 0x01
@@ -144,6 +146,12 @@ typedef struct CUmemAllocationProp_st {
 	F(cuStreamCreate, cuStreamCreate, (CUstream * stream, unsigned int flags), (stream, flags))             \
 	F(cuStreamDestroy, cuStreamDestroy_v2, (CUstream stream), (stream))                                     \
 	F(cuStreamSynchronize, cuStreamSynchronize, (CUstream stream), (stream))                                \
+	F(cuEventCreate, cuEventCreate, (CUevent * event, unsigned int flags), (event, flags))                  \
+	F(cuEventDestroy, cuEventDestroy_v2, (CUevent event), (event))                                          \
+	F(cuEventRecord, cuEventRecord, (CUevent event, CUstream stream), (event, stream))                      \
+	F(cuEventSynchronize, cuEventSynchronize, (CUevent event), (event))                                     \
+	F(cuPointerGetAttribute, cuPointerGetAttribute,                                                         \
+	  (void *data, CUpointer_attribute attribute, CUdeviceptr ptr), (data, attribute, ptr))                 \
 	F(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t size, CUstream stream),  \
 	  (dst, src, size, stream))                                                                             \
 	F(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2,                                                              \

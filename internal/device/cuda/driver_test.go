@@ -290,6 +290,8 @@ func TestEveryCallReportsItsFault(t *testing.T) {
 	must(t, err)
 	pools, err := d.Pools(0)
 	must(t, err)
+	event, err := d.EventCreate()
+	must(t, err)
 	for call, do := range map[string]func() error{
 		"cuDriverGetVersion":                func() error { _, err := d.Version(); return err },
 		"cuDeviceGetCount":                  func() error { _, err := d.DeviceCount(); return err },
@@ -305,6 +307,11 @@ func TestEveryCallReportsItsFault(t *testing.T) {
 		"cuStreamSynchronize":               func() error { return d.StreamSynchronize(stream) },
 		"cuMemcpyDtoHAsync":                 func() error { return d.CopyToHost(p, granularity, 1, stream) },
 		"cuMemcpyHtoDAsync":                 func() error { return d.CopyToDevice(granularity, p, 1, stream) },
+		"cuEventCreate":                     func() error { _, err := d.EventCreate(); return err },
+		"cuEventRecord":                     func() error { return d.EventRecord(event, stream) },
+		"cuEventSynchronize":                func() error { return d.EventSynchronize(event) },
+		"cuEventDestroy":                    func() error { return d.EventDestroy(event) },
+		"cuPointerGetAttribute":             func() error { _, err := d.PointerDevice(granularity); return err },
 		"cuMemHostAlloc":                    func() error { _, err := d.HostAlloc(4096); return err },
 		"cuMemHostRegister":                 func() error { return d.HostRegister(p, 4096) },
 		"cuMemExportToShareableHandle":      func() error { return d.MemExport(p, 1, 1, 0) },
@@ -324,6 +331,7 @@ func TestEveryCallReportsItsFault(t *testing.T) {
 		}
 	}
 	must(t, d.HostFree(p))
+	must(t, d.EventDestroy(event))
 	must(t, d.StreamDestroy(stream))
 }
 

@@ -78,6 +78,13 @@ func (d *driver) MemExport(dst unsafe.Pointer, h mem.Handle, handleType int32, f
 		C.CUmemGenericAllocationHandle(h), C.CUmemAllocationHandleType(handleType), C.ulonglong(flags)))
 }
 
+func (d *driver) PointerDevice(addr mem.Addr) (int, error) {
+	var ordinal C.int
+	err := d.check("cuPointerGetAttribute", C.call_cuPointerGetAttribute(d.cuda, unsafe.Pointer(&ordinal),
+		C.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, C.CUdeviceptr(addr)))
+	return int(ordinal), err
+}
+
 func (d *driver) MemInfo() (free, total uint64, err error) {
 	var f, t C.size_t
 	err = d.check("cuMemGetInfo", C.call_cuMemGetInfo(d.cuda, &f, &t))
