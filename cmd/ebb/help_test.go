@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -32,6 +33,7 @@ func printed(t *testing.T, args ...string) string {
 	var out strings.Builder
 	root := newRoot()
 	root.SetOut(&out)
+	root.SetErr(io.Discard)
 	root.SetArgs(args)
 	if err := root.Execute(); err != nil {
 		t.Fatalf("ebb %q: %v", args, err)
@@ -51,11 +53,9 @@ func TestEveryVerbIsExplainedWithExamples(t *testing.T) {
 		if !strings.HasPrefix(verb.Example, "  ") || !strings.Contains(verb.Example, "ebb "+name) {
 			t.Errorf("ebb %s: its example is %q", name, verb.Example)
 		}
-		for _, text := range []string{verb.Long, verb.Example, verb.UseLine()} {
-			for line := range strings.Lines(text) {
-				if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > helpWidth {
-					t.Errorf("ebb %s: a line of %d columns: %s", name, n, line)
-				}
+		for line := range strings.Lines(printed(t, name, "--help")) {
+			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > helpWidth {
+				t.Errorf("ebb %s: a line of %d columns: %s", name, n, line)
 			}
 		}
 		if name != "help" {
