@@ -117,6 +117,59 @@ func TestOneHungRankAmong64IsNamedAndTheOthersAreShown(t *testing.T) {
 	}
 }
 
+// The socket of a process that has ended is nobody's, and is removed.
+func TestTheSocketOfADeadRankIsRemoved(t *testing.T) {
+	runtime := standIns(t, 0)
+	self, err := rankdir.Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	self.StartTime++ // another process with this one's number, before or after
+	path := filepath.Join(runtime, control.SocketName(self))
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	_ = l.Close()
+	statusOfRanks(t, ebbCommand(t), runtime, statusNothing)
+	if _, err := os.Lstat(path); !os.IsNotExist(err) {
+		t.Errorf("the socket is still there: %v", err)
+	}
+}
+
+// A rank of another ebb is named with both versions of the protocol.
+func TestARankOfAnotherVersionIsNamed(t *testing.T) {
+	runtime := standIns(t, 1)
+	self, err := rankdir.Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(runtime, control.SocketName(self)), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			fmt.Fprintln(conn, `{"v":2,"ebb":"9.0.0"}`)
+			_ = conn.Close()
+		}
+	}()
+	out := strings.Join(strings.Fields(statusOfRanks(t, ebbCommand(t), runtime, statusLate)), " ")
+	_ = l.Close()
+	<-over
+	if want := "the rank (ebb 9.0.0) speaks version 2 of the control protocol, this ebb version 1: use the ebb that the rank was started with"; !strings.Contains(out, want) ||
+		!strings.Contains(out, "actor/0/0 100000 0 paused") {
+		t.Error(out)
+	}
+}
+
 // BenchmarkStatusOf64Ranks is the whole command, from its start to its end.
 func BenchmarkStatusOf64Ranks(b *testing.B) {
 	runtime, command := standIns(b, 64), ebbCommand(b)
