@@ -25,7 +25,9 @@ type sglang struct {
 func (e *sglang) Name() string { return e.name() }
 func (e *sglang) Kind() string { return KindSGLang }
 
-func (e *sglang) Hint() string { return "was SGLang started with --enable-memory-saver?" }
+func (e *sglang) Hint() string {
+	return "was SGLang started with --enable-memory-saver? if an earlier release had no answer, and was not carried out, say --engine-state awake"
+}
 
 // serverInfo is the part of GET /get_server_info that is looked at.
 type serverInfo struct {
@@ -67,13 +69,13 @@ func (e *sglang) look(ctx context.Context) (note, error) {
 	switch e.set.State { // what the user says, where the note does not
 	case Asleep:
 		kept.add(e.set.Tags)
-		kept.Asked = ""
 	case Awake:
 		kept.remove(e.set.Tags)
-		kept.Asked = ""
 	case Unknown, Partly:
+		return kept, nil
 	}
-	return kept, nil
+	kept.Asked = ""
+	return kept, e.keep(kept)
 }
 
 // State is what the note says. Where there is none, ebb has not released anything: Unknown, since

@@ -593,6 +593,50 @@ func TestAHandOverToTrainThatFailsHalfWay(t *testing.T) {
 	s.wantResident(t)
 }
 
+// SGLang ends when it is told to release or to resume twice, so whatever went wrong it is not.
+func TestSGLangIsToldNothingTwice(t *testing.T) {
+	t.Parallel()
+	s := newSeat(t, "sglang")
+	s.mustSwap(t, "rollout", "--engine-state", "asleep")
+
+	s.engine.manners(t, `{"faults":{"/release_memory_occupation":{"status":400,"body":"{\"error\":{\"message\":\"not now\"}}"}}}`)
+	s.mustFail(t, 1, []string{"POST /release_memory_occupation: status 400: not now", "2 ranks paused"}, "train")
+	s.wantPaused(t)
+	s.wantEngine(t, true)
+
+	// It replies, and the memory is not free.
+	s.engine.manners(t, `{"faults":{},"hold":true}`)
+	s.mustFail(t, 4, []string{"that the paused ranks need", "was SGLang started with --enable-memory-saver?"}, "train", "--timeout", "3")
+	s.wantPaused(t)
+	s.engine.manners(t, `{"hold":false}`)
+	s.mustSwap(t, "train")
+	s.wantResident(t)
+	s.wantEngine(t, false)
+	if !long() {
+		return
+	}
+
+	// No answer came, and nothing was done: only the user can know.
+	s.mustSwap(t, "rollout")
+	s.engine.manners(t, `{"faults":{"/release_memory_occupation":{"hang":true}}}`)
+	s.mustFail(t, 4, []string{"POST /release_memory_occupation: no answer by the deadline"}, "train", "--timeout", "3")
+	s.engine.manners(t, `{"faults":{}}`)
+	s.mustFail(t, 4, []string{"that the paused ranks need"}, "train", "--timeout", "3")
+	s.mustSwap(t, "train", "--engine-state", "awake")
+	s.wantResident(t)
+
+	// The resume was done, and its answer was lost.
+	s.engine.manners(t, `{"faults":{"/resume_memory_occupation":{"break":true,"after":true}}}`)
+	s.mustFail(t, 1, []string{"the connection ended before its answer"}, "rollout")
+	s.engine.manners(t, `{"faults":{}}`)
+	s.mustFail(t, 1, []string{"an earlier call to resume its memory had no answer", "--engine-state asleep or awake"}, "rollout")
+	s.mustSwap(t, "rollout", "--engine-state", "awake")
+	s.wantEngine(t, true)
+	s.mustSwap(t, "train") // what was said is noted
+	s.wantResident(t)
+	s.wantEngine(t, false)
+}
+
 // A rank that hangs is named. Nothing is given away while it may hold memory, and the others come back.
 func TestARankThatDoesNotAnswerIsNamed(t *testing.T) {
 	t.Parallel()
