@@ -11,6 +11,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/control"
 	"github.com/ebb-offload/ebb/internal/control/server"
+	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/version"
 )
 
@@ -68,7 +69,7 @@ func (e *Engine) startControl() {
 	}
 	for _, lease := range append([]string{c.Lease}, c.MoreLeases...) {
 		pointer := control.PointerPath(lease, e.self)
-		if err := control.WritePointer(pointer, path); err != nil {
+		if err := e.inLeaseDir("creation", pointer, func() error { return control.WritePointer(pointer, path) }); err != nil {
 			e.sayError(fmt.Errorf("name the control socket beside the lease: %w", err))
 			continue
 		}
@@ -84,9 +85,20 @@ func (e *Engine) endControl() {
 		return
 	}
 	e.remote.server.Close()
+}
+
+// removePointers removes the files that name the socket. Where the disk gives no answer they are for the launcher
+// to remove, as all else there.
+func (e *Engine) removePointers() {
 	for _, pointer := range e.remote.pointers {
-		e.sayError(control.RemovePointer(pointer))
+		e.sayError(e.inLeaseDir("removal", pointer, func() error { return control.RemovePointer(pointer) }))
 	}
+}
+
+// inLeaseDir does work on a file beside a lease, and waits for it as for other file calls.
+func (e *Engine) inLeaseDir(what, path string, do func() error) error {
+	_, err := filesys.Do(e.backings.files.Deadline(), what, filepath.Dir(path), func() (struct{}, error) { return struct{}{}, do() }, nil)
+	return err
 }
 
 // handle carries out what is asked for on the control socket.

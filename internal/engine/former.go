@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
@@ -58,6 +59,10 @@ func (e *Engine) removeFormer(dir string) {
 		g.report, err = rankdir.SweepOwn(fd, dir, e.self, how)
 		return g, err
 	}, nil)
+	if errors.Is(err, filesys.ErrHang) { // the pause will say so, and the next one looks again
+		delete(f.paths, dir)
+		return
+	}
 	if err != nil {
 		e.sayOnce(fmt.Sprintf("look for files of this process's former program in %s: %v", dir, err))
 		return

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -87,7 +88,11 @@ func (e *Engine) Shutdown() {
 	select {
 	case <-done:
 	case <-late:
-		e.log.Printf("exit: %s", e.leftOnDisk(fmt.Sprintf("not done after %v", e.config.IOTimeout)))
+		why := fmt.Sprintf("not done after %v", e.config.IOTimeout)
+		if paths := quarantine(e.backings.files.Usage().Hung).Paths; len(paths) > 0 {
+			why += ": no answer from " + strings.Join(paths, ", ")
+		}
+		e.log.Printf("exit: %s", e.leftOnDisk(why))
 	}
 }
 
@@ -100,6 +105,9 @@ func (e *Engine) removeAll() {
 		e.log.Printf("exit: %s", e.leftOnDisk(hang.Error()))
 	case err != nil:
 		e.log.Printf("remove backup files: %v", err)
+		e.removePointers()
+	default:
+		e.removePointers()
 	}
 	for _, l := range e.leases {
 		if err := l.Release(); err != nil {

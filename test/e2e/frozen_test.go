@@ -186,7 +186,7 @@ func TestADiskThatFreezesUnderARank(t *testing.T) {
 			go func() { ended <- run(t, cmd) }()
 			o := m.obey(t, control, said, ended)
 			t.Log(strings.TrimSpace(o.stdout))
-			left := lines(said(), "exit: 1 backup files")
+			left := lines(said(), "exit: 1 backup file ")
 			if o.status != 0 || len(left) != 1 || !strings.Contains(left[0], disk) {
 				t.Errorf("%q: %v%s", left, o, said())
 			}
