@@ -92,17 +92,22 @@ func commandLinesOf(text string) (lines []string) {
 			candidates = append(candidates, strings.FieldsFunc(line, func(r rune) bool { return r == ';' || r == '|' })...)
 		}
 	}
+	outputs := len(candidates)
 	for _, span := range inline.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
 		candidates = append(candidates, strings.ReplaceAll(span[1], "\n", " "))
 	}
-	for _, candidate := range candidates {
+	for i, candidate := range candidates {
 		candidate = strings.TrimRight(candidate, "\n")
 		candidate, _, _ = strings.Cut(candidate, " # ") // a comment
 		call := ebbs.FindStringSubmatch(candidate)
 		if call == nil || strings.Contains(candidate, "python3 -m ebb") || strings.HasPrefix(strings.TrimSpace(candidate), "ebb: ") {
 			continue
 		}
-		lines = append(lines, call[1][:stops.FindStringIndex(call[1])[0]])
+		line := call[1][:stops.FindStringIndex(call[1])[0]]
+		if i < outputs && !strings.Contains(line, "--") && wrongWith(line) != "" {
+			continue // something that was printed, with the word ebb in it
+		}
+		lines = append(lines, line)
 	}
 	return lines
 }
