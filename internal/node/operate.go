@@ -206,7 +206,7 @@ func (r *running) follow(ctx context.Context) Outcome {
 	begin, pinged := time.Now(), false
 	tick := time.NewTicker(look)
 	defer tick.Stop()
-	giveUp := ctx.Done()
+	giveUp, bye := ctx.Done(), make(chan result, 1)
 	for {
 		select {
 		case a := <-answers:
@@ -216,21 +216,25 @@ func (r *running) follow(ctx context.Context) Outcome {
 				r.events = nil // the answer says what happened
 				continue
 			}
-			r.heard = time.Now()
-			r.begun = r.begun || r.op.hasBegun(e)
-			if r.op.Event != nil {
-				r.op.Event(e)
-			}
+			r.hear(e)
 		case p := <-pings:
 			pinged = false
 			if p.err == nil {
 				r.heard = time.Now()
 			}
 		case <-giveUp:
-			if !r.begun {
+			giveUp = nil
+			// What the rank told before its answer to this is heard before it, also that the operation has begun.
+			go func() {
+				within, cancel := context.WithTimeout(asking, Patience)
+				defer cancel()
+				raw, err := r.conn.Do(within, control.Request{Cmd: control.CmdStatus})
+				bye <- result{raw, err}
+			}()
+		case <-bye:
+			if r.hearAll(); !r.begun {
 				return r.op.ended(ctx, r.rank, ctx.Err())
 			}
-			giveUp = nil
 		case <-tick.C:
 			switch quiet := time.Since(r.heard); {
 			case !r.begun && r.op.Timeout >= 0 && time.Since(begin) > r.op.Timeout+grace:
@@ -244,6 +248,31 @@ func (r *running) follow(ctx context.Context) Outcome {
 					pings <- result{raw, err}
 				}()
 			}
+		}
+	}
+}
+
+// hear takes in what the rank tells.
+func (r *running) hear(e control.Event) {
+	r.heard = time.Now()
+	r.begun = r.begun || r.op.hasBegun(e)
+	if r.op.Event != nil {
+		r.op.Event(e)
+	}
+}
+
+// hearAll takes in all that has come.
+func (r *running) hearAll() {
+	for {
+		select {
+		case e, more := <-r.events:
+			if !more {
+				r.events = nil
+				return
+			}
+			r.hear(e)
+		default:
+			return
 		}
 	}
 }
