@@ -98,7 +98,7 @@ func (h *handOver) measure(ctx context.Context, paused []node.RankStatus) error 
 		need[s.PID] = h.paused(s.Status)
 	}
 	for {
-		seen := node.Devices(ctx, h.Ranks, patience)
+		seen := node.Devices(h.caller, h.Ranks, patience) // not cut by the deadline: the last look counts too
 		devices, demands := view(seen, need)
 		lacking, free, isShort := short(devices, demands)
 		told := toldAll(seen)
