@@ -304,6 +304,8 @@ func (op Operation) outcome(ctx context.Context, rank Rank, a result, begun bool
 		return Outcome{State: Late, Done: refused.Done, Err: refused}
 	case errors.As(a.err, &refused):
 		return Outcome{State: Failed, Done: refused.Done, Err: refused}
+	case a.err != nil && begun:
+		return op.ended(context.Background(), rank, a.err)
 	case a.err != nil:
 		return op.ended(ctx, rank, a.err)
 	}
