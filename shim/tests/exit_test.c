@@ -1,6 +1,7 @@
 /* How the process ends, and what can go wrong on stderr without ending it. */
 #include "doors.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -303,6 +304,7 @@ static void status_at_alarm(int unused)
 	char text[8];
 	size_t need;
 	sigset_t before, after;
+	int error = errno;
 
 	(void)unused;
 	EXPECT(pthread_sigmask(SIG_BLOCK, NULL, &before) == 0);
@@ -311,6 +313,7 @@ static void status_at_alarm(int unused)
 	EXPECT(sigismember(&before, SIGTERM) == sigismember(&after, SIGTERM));
 	alarms++;
 	seen->go_on = true;
+	errno = error;
 }
 
 static pthread_t main_thread;
