@@ -18,7 +18,7 @@ func TestAReportOfARealRank(t *testing.T) {
 	ebb := lib("../bin/ebb")
 	cmd := n.process(t, ebb, "run", "--device", "soft", "--job", "real", "--offload-train",
 		"--offload-train-target", "disk", "--offload-train-disk-dir", filepath.Join(n.disk, "parked"), "--event-log", logs,
-		"--", "python3", filepath.Join(testdir, "cycles.py"), "4")
+		"--", "python3", filepath.Join(testdir, "report_cycles.py"), "4")
 	cmd.Env = append(cmd.Env, "EBB_FAULT_FILES=fallocate:1:ENOSPC") // the first pause
 	succeed(t, cmd)
 
@@ -85,7 +85,7 @@ func TestSIGUSR1TellsWhatRealRanksHold(t *testing.T) {
 	there, said := filepath.Join(n.disk, "there-"), filepath.Join(n.disk, "said")
 	cmd := n.process(t, lib("../bin/ebb"), "run", "--nproc-per-node", "2", "--device", "soft", "--offload-train",
 		"--offload-train-target", "disk", "--offload-train-disk-dir", filepath.Join(n.disk, "parked"),
-		"--", "python3", filepath.Join(testdir, "cycles.py"), "1", there)
+		"--", "python3", filepath.Join(testdir, "report_cycles.py"), "1", there)
 	cmd.Env = append(cmd.Env, "EBB_RUNTIME_DIR="+sockets)
 	out, err := os.Create(said)
 	if err != nil {

@@ -1,42 +1,50 @@
-"""Allocates, and goes through cycles of pause and resume: argv[1] of them. With argv[2], a file, it then pauses,
-makes the file with its rank in the name, and waits until the file is gone. It ignores SIGUSR1."""
+"""cycles.py END: parks the same memory again and again, into the same files of the same size, and
+ends as END says."""
 
-import ctypes
 import os
-import pathlib
 import signal
 import sys
-import time
 
-cuda = ctypes.CDLL("libcudart.so.13")
-ebb = ctypes.CDLL(None)
-ebb.tms_pause.argtypes = ebb.tms_resume.argtypes = [ctypes.c_char_p]
-PART = 1 << 20
+from gpu import *
 
+end = sys.argv[1]
+disk = os.environ["TMS_DISK_BACKUP_DIR"]
+ebb = Ebb()
+with ebb.region(backup="disk"):
+    memory = {malloc(size): size for size in (511, 2 * MiB, 9 * MiB + 77)}
+first = None
+for cycle in range(4):
+    for address, size in memory.items():
+        Pattern(f"{cycle} {size}", size).write(address)
+    ebb.must_pause()
+    files = backup_files(disk)
+    assert len(files) == len(memory), files
+    assert first is None or files == first, (first, files)
+    assert all(os.stat(os.path.join(disk, name)).st_mode & 0o777 == 0o600 for name in files)
+    first = files
+    assert ebb.status()["disk"]["files"] == len(files)
+    ebb.must_resume()
+    for address, size in memory.items():
+        Pattern(f"{cycle} {size}", size).check(address)
 
-def allocate(size: int) -> int:
-    memory = ctypes.c_void_p()
-    assert cuda.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(size)) == 0
-    assert memory.value
-    return memory.value
-
-
-def fill(address: int, size: int, part: bytes) -> None:
-    for offset in range(0, size, PART):
-        assert cuda.cudaMemcpy(ctypes.c_void_p(address + offset), part, ctypes.c_size_t(PART), 1) == 0
-
-
-signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-noise, zeros = allocate(16 * PART), allocate(8 * PART)
-fill(zeros, 8 * PART, bytes(PART))
-for _ in range(int(sys.argv[1])):
-    fill(noise, 16 * PART, os.urandom(PART))
-    ebb.tms_pause(None)
-    ebb.tms_resume(None)
-if len(sys.argv) > 2:
-    ebb.tms_pause(None)
-    there = pathlib.Path(sys.argv[2] + os.environ["RANK"])
-    there.touch()
-    while there.exists():
-        time.sleep(0.01)
-    ebb.tms_resume(None)
+match end:
+    case "free":
+        for address in memory:
+            free(address)
+        assert backup_files(disk) == {}
+    case "normal":
+        pass
+    case "exit-paused":
+        ebb.must_pause()
+        sys.exit(0)
+    case "exception":
+        ebb.must_pause()
+        raise RuntimeError("the training loop failed")
+    case "sigterm-handled":
+        ebb.must_pause()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        os.kill(os.getpid(), signal.SIGTERM)
+    case "sigkill":
+        ebb.must_pause()
+        print("paused", len(backup_files(disk)), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
