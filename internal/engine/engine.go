@@ -15,6 +15,8 @@
 //	parked.mu      what the maps of parked memory say; held while they are written
 //	hostMemory.mu  the arena and the budget of host memory
 //	Engine.mu      what is learned while running; held while a device is asked the first time
+//	lane.mu        one request of streamed state in a direction at a time; held over device and disk I/O
+//	states.mu      which states there are, and which requests
 //	backings.mu    which backing holds which allocation
 //	usages.mu      which table counts which directory
 //	gate.mu        who waits for a safe point
@@ -33,6 +35,7 @@ import (
 	"log"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -75,7 +78,12 @@ type Config struct {
 	MoreLeases []string      // further lease files to hold
 	DiskQuota  uint64        // bytes that the files of all ranks take in each disk directory; 0: no limit
 	IOTimeout  time.Duration // that a disk may give no answer; 0: for ever
-	FileFaults string        // file calls that are to fail, in the language of package filesys; "": none
+
+	StateDirs   []string // directories of streamed state; nil: those of disk backups
+	StateLeases []string // their lease files, as far as they are not among the others
+	StateChunk  uint64   // size of the pinned staging buffers of streamed state; 0: DefaultStateChunk
+
+	FileFaults string // file calls that are to fail, in the language of package filesys; "": none
 
 	Job           string // of the rank; "": not known
 	Calls         Calls  // what the control socket calls; nil: there is no control socket
@@ -102,6 +110,7 @@ type Engine struct {
 	backings backings
 	usages   usages
 	parked   parkedMaps
+	states   states
 	self     rankdir.Owner
 	host     hostMemory
 	untaken  untaken
@@ -160,6 +169,9 @@ func Start(c Config) (*Engine, error) {
 	e.log = log.New(e.logLines, "", 0)
 	e.block, e.workers = block, workers
 	e.makeFaults()
+	if err := e.makeStates(self); err != nil {
+		return nil, err
+	}
 	if err := e.holdLeases(); err != nil {
 		return nil, err
 	}
@@ -187,12 +199,13 @@ func (e *Engine) makeFaults() {
 
 // holdLeases takes the leases of all the rank's directories, or none.
 func (e *Engine) holdLeases() error {
-	if e.config.Lease == "" {
+	paths := e.leasePaths()
+	if len(paths) == 0 {
 		return nil
 	}
 	disk := filesys.NewDeadline(e.sys, e.config.IOTimeout)
 	defer disk.Rest()
-	for _, path := range append([]string{e.config.Lease}, e.config.MoreLeases...) {
+	for _, path := range paths {
 		l, err := filesys.Do(disk, "opening", path, func() (*rankdir.Lease, error) { return rankdir.HoldLease(path) },
 			func(late *rankdir.Lease) { _ = late.Release() })
 		if err != nil {
@@ -210,6 +223,19 @@ func (e *Engine) holdLeases() error {
 		e.leases = append(e.leases, l)
 	}
 	return nil
+}
+
+// leasePaths are the lease files of all the rank's directories, each once.
+func (e *Engine) leasePaths() (paths []string) {
+	if e.config.Lease != "" {
+		paths = append([]string{e.config.Lease}, e.config.MoreLeases...)
+	}
+	for _, path := range e.config.StateLeases {
+		if !slices.Contains(paths, path) {
+			paths = append(paths, path)
+		}
+	}
+	return paths
 }
 
 // ofSystem says whether an error is a lack of the system's, or a failure, and not about what was named.

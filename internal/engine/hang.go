@@ -41,14 +41,18 @@ func quarantine(hung []filesys.Hung) Quarantine {
 
 // spareBlock makes pinned memory for one block, in place of what is in quarantine.
 func (e *Engine) spareBlock() ([]byte, func() error, error) {
-	dev := e.anyDevice()
-	memory, free, err := hostmem.Pages(e.block, e.drv.NUMANode(dev))
+	return e.pinBlock(e.anyDevice(), e.block)
+}
+
+// pinBlock makes n bytes of pinned memory near a device, and what frees them.
+func (e *Engine) pinBlock(dev int, n uint64) ([]byte, func() error, error) {
+	memory, free, err := hostmem.Pages(n, e.drv.NUMANode(dev))
 	if err != nil {
 		return nil, nil, err
 	}
 	p := unsafe.Pointer(unsafe.SliceData(memory))
-	if err := e.withDevice(dev, func() error { return e.drv.HostRegister(p, e.block) }); err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("pin %d bytes of host memory: %w", e.block, err), free())
+	if err := e.withDevice(dev, func() error { return e.drv.HostRegister(p, n) }); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("pin %d bytes of host memory: %w", n, err), free())
 	}
 	unpin := func() error {
 		return errors.Join(e.withDevice(dev, func() error { return e.drv.HostUnregister(p) }), free())
@@ -108,6 +112,9 @@ func (e *Engine) removeAll() {
 		e.removePointers()
 	default:
 		e.removePointers()
+	}
+	if err := e.states.store.Close(); err != nil {
+		e.log.Printf("remove the files of streamed state: %v", err)
 	}
 	for _, l := range e.leases {
 		if err := l.Release(); err != nil {

@@ -67,6 +67,7 @@ func (e *Engine) EndReset(dev int, done bool) error {
 	if e.pool != nil {
 		e.pool.ContextReset(dev)
 	}
+	e.resetStates(dev)
 	return nil
 }
 

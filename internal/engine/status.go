@@ -35,6 +35,9 @@ type Status struct {
 	Objects       ObjectStatus `json:"objects"`
 	Kept          []alloc.Kept `json:"kept"` // what a pause of everything leaves on the device, by reason
 	Unmanaged     unmanaged    `json:"unmanaged"`
+
+	States            []StateStatus `json:"states"`              // streamed state, the oldest first
+	StateStagingBytes uint64        `json:"state_staging_bytes"` // pinned memory that it passes through
 }
 
 // ObjectStatus is memory that its owner maps. What is mapped nowhere may have been forgotten by its
@@ -162,7 +165,8 @@ func (e *Engine) Status(classes []Class) []byte {
 		s.Disk.Written += d.WriteBytes
 		s.Disk.Dirs = append(s.Disk.Dirs, DirStatus{Dir: d.Dir, Written: d.WriteBytes, Read: d.ReadBytes})
 	}
-	s.Quarantined = quarantine(files.Hung)
+	s.Quarantined = quarantine(append(files.Hung, e.states.store.Usage().Hung...))
+	s.States, s.StateStagingBytes = e.stateStatus()
 	s.Host = e.hostStatus()
 	s.HostBytes = s.Host.Bytes
 	e.mu.Lock()

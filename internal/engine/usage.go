@@ -20,10 +20,7 @@ type usages struct {
 // makeUsages makes the tables of the directories that have a lease. They open nothing yet.
 func (e *Engine) makeUsages() {
 	e.usages.tables = map[string]*usage.Table{}
-	if e.config.Lease == "" {
-		return
-	}
-	for _, path := range append([]string{e.config.Lease}, e.config.MoreLeases...) {
+	for _, path := range e.leasePaths() {
 		if base, id, ok := rankdir.OfLease(path); ok {
 			e.usages.tables[id.Path(base)] = usage.NewTable(e.backings.files.System(), base, id.Path(""), e.self)
 		}
@@ -89,12 +86,18 @@ func (e *Engine) giveRoom(dir string, n int64) {
 
 // countWritten notes at the end of an operation what was written in the directories.
 func (e *Engine) countWritten() {
-	for _, d := range e.backings.files.Usage().Dirs {
-		t := e.usageOf(d.Dir)
+	written := map[string]uint64{} // by directory
+	for _, s := range []*store.Store{e.backings.files, e.states.store} {
+		for _, d := range s.Usage().Dirs {
+			written[d.Dir] += d.WriteBytes
+		}
+	}
+	for dir, bytes := range written {
+		t := e.usageOf(dir)
 		if t == nil {
 			continue
 		}
-		if err := t.Wrote(d.WriteBytes); err != nil {
+		if err := t.Wrote(bytes); err != nil {
 			e.sayOnce(err.Error())
 		}
 		t.Rest()

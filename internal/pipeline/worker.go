@@ -235,6 +235,7 @@ func (w *worker) beginCopyIn(j job, m *Move, slot int) (*inflight, error) {
 			w.quarantine(slot, err)
 			return nil, first.failed("restore", err)
 		}
+		m.Zero = m.Backing.Block(m.Offset).State == store.Zero // nothing was read
 		return f, nil
 	}
 	if m.Zero {
