@@ -10,7 +10,7 @@ import json
 import os
 import pathlib
 import threading
-from typing import Any, Iterable, NamedTuple, NoReturn, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, NamedTuple, NoReturn, Optional, Tuple, Union
 
 from ._errors import InvalidArgument, NotLoaded, PartialPause, from_code
 
@@ -93,8 +93,10 @@ _tags = ctypes.POINTER(ctypes.c_char_p)
 _result = ctypes.POINTER(ResultStruct)
 _code = ctypes.c_int
 
+Functions = Dict[str, Tuple[Any, Tuple[Any, ...]]]
+
 # name: (type of the result, types of the arguments), as in abi/ebb.h.
-FUNCTIONS = {
+FUNCTIONS: Functions = {
     "ebb_version": (ctypes.c_char_p, ()),
     "ebb_last_error": (ctypes.c_size_t, (ctypes.c_char_p, ctypes.c_size_t)),
     "ebb_last_error_json": (ctypes.c_size_t, (ctypes.c_char_p, ctypes.c_size_t)),
@@ -166,7 +168,7 @@ def library() -> ctypes.CDLL:
                 process = ctypes.CDLL(None)
                 if not hasattr(process, "ebb_version"):
                     raise NotLoaded(_not_preloaded())
-                _library = _declare(process)
+                _library = declare(process, FUNCTIONS)
     return _library
 
 
@@ -182,7 +184,7 @@ def load(path: str) -> ctypes.CDLL:
                     process = ctypes.CDLL(path)
                 except OSError as err:
                     raise NotLoaded(f"cannot load libebb.so: {err}") from err
-            _library = _declare(process)
+            _library = declare(process, FUNCTIONS)
         return _library
 
 
@@ -196,8 +198,8 @@ def _not_preloaded() -> str:
     return f"{text}: start the program with `ebb run --offload-train` or `ebb exec --offload-train`, or with LD_PRELOAD={path}"
 
 
-def _declare(found: ctypes.CDLL) -> ctypes.CDLL:
-    for name, (result, arguments) in FUNCTIONS.items():
+def declare(found: ctypes.CDLL, functions: Functions) -> ctypes.CDLL:
+    for name, (result, arguments) in functions.items():
         try:
             function = getattr(found, name)
         except AttributeError:

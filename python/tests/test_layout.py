@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import unittest
 
-from ebb import _abi, _errors, _region
+from ebb import _abi, _errors, _region, _state
 from support import DISK, ROOT
 
 HEADER = (ROOT / "abi/ebb.h").read_text()
@@ -32,7 +32,10 @@ def prints(name, expression):
 
 class Layout(unittest.TestCase):
     def test_the_structs(self):
-        for name, struct in (("ebb_result", _abi.ResultStruct), ("ebb_range", _abi.RangeStruct)):
+        for name, struct in (
+            ("ebb_result", _abi.ResultStruct), ("ebb_range", _abi.RangeStruct),
+            ("ebb_state_io", _state.PartStruct), ("ebb_state_done", _state.DoneStruct),
+        ):
             body = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", HEADER, re.S).group(1)
             names = re.findall(r"^\s*[\w ]+[ *](\w+);", body, re.M)
             self.assertEqual([field for field, *_ in struct._fields_], names)
@@ -65,7 +68,7 @@ class Layout(unittest.TestCase):
         names = re.findall(r"^\s*EBB_BACKUP_(\w+)\s*=", HEADER, re.M)
         self.assertEqual(tuple(name.lower() for name in names), _region.BACKUPS)
         plain = re.sub(r"/\*.*?\*/", "", HEADER, flags=re.S)
-        for name, (result, arguments) in _abi.FUNCTIONS.items():
+        for name, (result, arguments) in {**_abi.FUNCTIONS, **_state.FUNCTIONS}.items():
             kind, parameters = re.search(rf"^([\w ]+[ *]){name}\(([^)]*)\)", plain, re.M).groups()
             given = [] if parameters.strip() == "void" else [self.type(p.rsplit(None, 1)[0] + " *" * p.rsplit(None, 1)[1].count("*")) for p in parameters.split(",")]
             self.assertEqual((self.type(kind), given), (result, list(arguments)), name)
@@ -75,6 +78,8 @@ class Layout(unittest.TestCase):
         words = c.replace("*", " * ").split()
         text = " ".join(word for word in words if word != "const")
         return {
+            "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64, "uint64_t *": ctypes.POINTER(ctypes.c_uint64),
+            "ebb_state_io *": ctypes.POINTER(_state.PartStruct), "ebb_state_done *": ctypes.POINTER(_state.DoneStruct),
             "void": None, "int": ctypes.c_int, "bool": ctypes.c_bool, "size_t": ctypes.c_size_t, "double": ctypes.c_double,
             "char *": ctypes.c_char_p, "char * *": ctypes.POINTER(ctypes.c_char_p), "void *": ctypes.c_void_p,
             "ebb_result *": ctypes.POINTER(_abi.ResultStruct), "ebb_range *": ctypes.POINTER(_abi.RangeStruct), "size_t *": ctypes.POINTER(ctypes.c_size_t),
