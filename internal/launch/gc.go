@@ -40,7 +40,12 @@ func gc(dir string, how rankdir.SweepOptions) ([]rankdir.Report, error) {
 	reports = append(reports, bare...)
 	errs = append(errs, err)
 	if !how.Dry {
-		errs = append(errs, usage.Tidy(dir))
+		err := usage.Tidy(dir)
+		if errors.Is(err, usage.ErrLocked) { // that of a live process, as its directory is
+			reports = append(reports, rankdir.Report{Dir: usage.Path(dir), State: rankdir.KeptForeign, Why: usage.ErrLocked.Error()})
+			err = nil
+		}
+		errs = append(errs, err)
 	}
 	return reports, errors.Join(errs...)
 }

@@ -5,7 +5,11 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
 	"github.com/ebb-offload/ebb/internal/rankdir"
+	"github.com/ebb-offload/ebb/internal/usage"
 )
 
 // testDisks waits as long as ebb does when nothing is set.
@@ -148,6 +152,38 @@ func TestGCRemovesTheEmptyDirectoriesOfUnsupervisedRanks(t *testing.T) {
 func TestGCOfNothing(t *testing.T) {
 	if reports, err := testDisks.GC(disk(t), rankdir.SweepOptions{}); len(reports) > 0 || err != nil {
 		t.Error(reports, err)
+	}
+}
+
+// A process that is stopped while it counts keeps nobody from removing files: its count is kept, as is what
+// other live processes have, and the next ebb gc tidies it.
+func TestGCLeavesACountThatAStoppedProcessHasLocked(t *testing.T) {
+	d := disk(t)
+	gone := plant(t, filepath.Join(d, "job", "actor_cell0_rank0", deadOwner(t).DataFile(1)))
+	count := plant(t, usage.Path(d))
+	if err := os.Truncate(count, 0); err != nil { // of nobody
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(count, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	lock := unix.Flock_t{Type: unix.F_WRLCK}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
+		t.Fatal(err)
+	}
+	kept := rankdir.Report{Dir: count, State: rankdir.KeptForeign, Why: usage.ErrLocked.Error()}
+	reports, err := testDisks.GC(d, rankdir.SweepOptions{})
+	if err != nil || exists(gone) || len(reports) == 0 || !cmp.Equal(reports[len(reports)-1], kept) {
+		t.Errorf("%+v, %v", reports, err)
+	}
+	lock.Type = unix.F_UNLCK
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
+		t.Fatal(err)
+	}
+	if reports, err := testDisks.GC(d, rankdir.SweepOptions{}); len(reports) > 0 || err != nil || exists(count) {
+		t.Errorf("unlocked: %+v, %v", reports, err)
 	}
 }
 

@@ -33,12 +33,16 @@ const (
 )
 
 // How long to wait for others that count. They take microseconds, unless one is stopped. Whoever takes room
-// with a quota must know what others have; what is only told can be told by the next call, and room without
-// a quota is taken without waiting at all.
+// with a quota must know what others have; what is only told can be told by the next call, what is tidied by
+// the next ebb gc, and room without a quota is taken without waiting at all.
 const (
 	lockWait = 10 * time.Second
+	tidyWait = time.Second
 	tellWait = 200 * time.Millisecond
 )
+
+// ErrLocked is that of a file that others keep locked for longer than counting takes.
+var ErrLocked = errors.New("it stays locked: a process that counts was stopped (fuser names it)")
 
 // QuotaError is room that a quota does not leave.
 type QuotaError struct {
@@ -84,6 +88,9 @@ func size(n uint64) string {
 	return fmt.Sprintf("%.2f %s", v, units[unit])
 }
 
+// Path is that of the file of a disk directory.
+func Path(base string) string { return filepath.Join(base, ebbDir, fileName) }
+
 // Table is this process's part in the file of one disk directory. All methods may be called from any
 // goroutine.
 type Table struct {
@@ -118,7 +125,7 @@ func (t *Table) Take(n, quota uint64) error {
 	}
 	if quota == 0 {
 		t.held += n
-		if err := t.change(0, nil, nil); err != nil && !isLocked(err) {
+		if err := t.change(0, nil, nil); err != nil && !errors.Is(err, ErrLocked) {
 			t.held -= n
 			return t.explain("take room", err)
 		}
@@ -172,7 +179,7 @@ func (t *Table) Give(n uint64) error {
 		return nil
 	}
 	err := t.outside(func() error { return t.change(tellWait, nil, nil) })
-	if isLocked(err) {
+	if errors.Is(err, ErrLocked) {
 		return nil
 	}
 	return t.explain("give back room", err)
@@ -204,7 +211,7 @@ func (t *Table) explain(what string, err error) error {
 	if err == nil || errors.As(err, &quota) {
 		return err
 	}
-	return fmt.Errorf("%s in %s: %w", what, filepath.Join(t.base, ebbDir, fileName), err)
+	return fmt.Errorf("%s in %s: %w", what, Path(t.base), err)
 }
 
 // Rest closes the file, which Take leaves open for the next Take.
@@ -256,9 +263,6 @@ func (t *Table) change(wait time.Duration, check func([]Record) error, commit fu
 	return err
 }
 
-// isLocked reports whether an error says that another has the lock.
-func isLocked(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) }
-
 // lock opens the file, if it is not open, and locks it. One that was removed meanwhile is opened
 // anew.
 func (t *Table) lock(wait time.Duration) (*file, error) {
@@ -271,7 +275,7 @@ func (t *Table) lock(wait time.Duration) (*file, error) {
 			t.file = f
 		}
 		named, err := t.file.lock(max(wait-t.waited, 0))
-		if isLocked(err) {
+		if errors.Is(err, ErrLocked) {
 			t.waited = max(t.waited, wait)
 		} else {
 			t.waited = 0
@@ -336,7 +340,7 @@ func (t *Table) recount(list []Record) []Record {
 
 // Written sums up what the processes of some ranks have written to a disk directory.
 func Written(base string, ranks []string) (total uint64, err error) {
-	err = inspect(base, func(_ *file, list []Record) error {
+	err = inspect(base, lockWait, func(_ *file, list []Record) error {
 		for _, r := range list {
 			if slices.Contains(ranks, r.Rank) {
 				total += r.Written
@@ -349,7 +353,7 @@ func Written(base string, ranks []string) (total uint64, err error) {
 
 // Collect removes the records of ranks that have ended, and the file with the last one.
 func Collect(base string, ranks []string) error {
-	return inspect(base, func(f *file, list []Record) error {
+	return inspect(base, lockWait, func(f *file, list []Record) error {
 		left := 0
 		for i, r := range list {
 			switch {
@@ -370,9 +374,9 @@ func Collect(base string, ranks []string) error {
 }
 
 // Tidy removes the records of processes that have ended and left neither files nor a lease, and the
-// file with the last one.
+// file with the last one. Where that cannot be done now (ErrLocked), it is as good the next time.
 func Tidy(base string) error {
-	return inspect(base, func(f *file, list []Record) error {
+	return inspect(base, tidyWait, func(f *file, list []Record) error {
 		t := Table{base: base, place: -1}
 		left := 0
 		for i := range list {
@@ -393,8 +397,8 @@ func Tidy(base string) error {
 	})
 }
 
-// inspect calls look with the file locked, if there is one.
-func inspect(base string, look func(*file, []Record) error) error {
+// inspect calls look with the file locked, if there is one, and waits for the lock so long.
+func inspect(base string, wait time.Duration, look func(*file, []Record) error) error {
 	sys := filesys.Kernel{}
 	f, err := open(sys, base, false)
 	if errors.Is(err, unix.ENOENT) {
@@ -404,7 +408,7 @@ func inspect(base string, look func(*file, []Record) error) error {
 		defer f.close()
 		var named bool
 		var list []Record
-		if named, err = f.lock(lockWait); err == nil && named {
+		if named, err = f.lock(wait); err == nil && named {
 			defer f.unlock()
 			if list, err = f.readGood(base); err == nil {
 				err = look(f, list)
@@ -412,7 +416,7 @@ func inspect(base string, look func(*file, []Record) error) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("count what ranks wrote (%s): %w", filepath.Join(base, ebbDir, fileName), err)
+		return fmt.Errorf("count what ranks wrote (%s): %w", Path(base), err)
 	}
 	return nil
 }
@@ -509,11 +513,11 @@ func await(wait time.Duration, lock func() error) error {
 	deadline := time.Now().Add(wait)
 	for {
 		err := filesys.Retry(lock)
-		if err == nil || !isLocked(err) {
+		if err == nil || !errors.Is(err, unix.EAGAIN) {
 			return err
 		}
 		if !time.Now().Before(deadline) {
-			return fmt.Errorf("it stays locked: a process that counts was stopped (fuser names it): %w", err)
+			return fmt.Errorf("%w: %w", ErrLocked, err)
 		}
 		time.Sleep(200 * time.Microsecond)
 	}

@@ -59,7 +59,7 @@ func must(t testing.TB, err error) {
 // records are those in the file.
 func records(t *testing.T, base string) (list []Record) {
 	t.Helper()
-	must(t, inspect(base, func(_ *file, all []Record) error {
+	must(t, inspect(base, lockWait, func(_ *file, all []Record) error {
 		for _, r := range all {
 			if r.Rank != "" {
 				list = append(list, r)
@@ -338,7 +338,7 @@ func TestTheFileGoesWhenOnlyTheDeadAreInIt(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	must(t, Collect(base, nil)) // a live record keeps the file
-	must(t, inspect(base, func(f *file, _ []Record) error { return f.write(live.place, Record{}) }))
+	must(t, inspect(base, lockWait, func(f *file, _ []Record) error { return f.write(live.place, Record{}) }))
 	must(t, Tidy(base))
 	if _, err := os.Stat(filepath.Join(base, ebbDir, fileName)); !os.IsNotExist(err) {
 		t.Errorf("the file is left: %v", err)
