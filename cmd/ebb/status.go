@@ -115,7 +115,7 @@ func (r statusResult) print(w io.Writer, tags bool) {
 		}
 	}
 	fmt.Fprintln(w)
-	for _, line := range r.remarks() {
+	for _, line := range append(r.remarks(), r.unmanaged(tags)...) {
 		for _, part := range wrap(line, "    ") {
 			fmt.Fprintln(w, part)
 		}
@@ -305,4 +305,39 @@ func (r statusResult) remarks() []string {
 		lines = append(lines, fmt.Sprintf("%s does not answer: %s", node.FullName(s.Who), s.Why))
 	}
 	return lines
+}
+
+// unmanaged says which device memory ebb does not manage, so that it stays on the GPU during a pause: of each
+// rank, or of all together.
+func (r statusResult) unmanaged(each bool) []string {
+	var lines []string
+	all := node.Unmanaged{Measured: true}
+	for _, rank := range r.Ranks {
+		u := rank.Status.Unmanaged
+		if u.Total == 0 {
+			continue
+		}
+		all.Add(u)
+		lines = append(lines, fmt.Sprintf("%s: %s", node.FullName(rank.Who), unmanagedText(u)))
+	}
+	if len(lines) == 0 || each {
+		return lines
+	}
+	return []string{"all ranks: " + unmanagedText(all)}
+}
+
+func unmanagedText(u node.Unmanaged) string {
+	text := both(u.Total) + " on the GPU not managed"
+	if !u.Measured {
+		text += " (NVML says nothing: there may be more)"
+	}
+	unit := unitFor(u.Total)
+	var classes []string
+	for _, c := range u.Classes {
+		classes = append(classes, c.Name+" "+unit.of(c.Bytes))
+	}
+	if len(classes) > 0 {
+		text += fmt.Sprintf("; in %s: %s", unit.name, strings.Join(classes, ", "))
+	}
+	return text
 }

@@ -27,7 +27,7 @@ const rankStatus64 = `{"version":"0.1.0","pid":%d,"job":"train","role":"actor","
 "last_pause":{"allocations":61,"bytes":40050000000,"device_bytes":40100000000,"host_bytes":1200000000,"disk_bytes":38100000000,"skipped_zero_bytes":750000000,
 "seconds":14.21,"phases":{"hash":0.01,"move":14.1},"gb_per_s":2.82},
 "last_resume":{"allocations":61,"bytes":40050000000,"seconds":21.3,"gb_per_s":1.88},
-"disk":{"dir":"%s","files":61,"bytes":38100000000,"direct_io":true,"dirs":[]},"host_bytes":1200000000,"kept":[],"unmanaged":{"total":0,"measured":true,"classes":[]}}`
+"disk":{"dir":"%s","files":61,"bytes":38100000000,"direct_io":true,"dirs":[]},"host_bytes":1200000000,"kept":[],"unmanaged":{"total":900000000,"measured":true,"classes":[{"name":"context","bytes":500000000,"count":0},{"name":"nccl","bytes":400000000,"count":7}]}}`
 
 // standIns are ranks without engines: the real server on real sockets, all in this process.
 func standIns(t testing.TB, n int) (runtime string) {
@@ -106,6 +106,9 @@ func TestOneHungRankAmong64IsNamedAndTheOthersAreShown(t *testing.T) {
 	}
 	if rows := strings.Count(out, " paused "); rows != 63 {
 		t.Errorf("%d rows", rows)
+	}
+	if !strings.Contains(out, "all ranks: 56.70 GB (52.81 GiB) on the GPU not managed; in GB: context 31.50, nccl 25.20") {
+		t.Error("unmanaged memory is not named by class")
 	}
 	for line := range strings.Lines(out) {
 		if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > textWidth {
@@ -205,5 +208,45 @@ func TestTheTableFitsAnyRanks(t *testing.T) {
 		if !strings.Contains(strings.Join(strings.Fields(out.String()), " "), want) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}
+	}
+}
+
+// What ebb does not manage stays on the GPU during a pause: the text names it by class, of each rank where tags
+// are shown, else of all together.
+func TestUnmanagedMemoryIsNamedByClass(t *testing.T) {
+	rank := func(pid int, u node.Unmanaged) node.RankStatus {
+		return node.RankStatus{Rank: node.Rank{Who: control.Who{PID: pid}}, Status: node.Status{Device: "NVIDIA H200", Unmanaged: u}}
+	}
+	r := statusResult{Ranks: []node.RankStatus{
+		rank(1, node.Unmanaged{Total: 1200e6, Measured: true, Classes: []node.Class{{Name: "context", Bytes: 800e6}, {Name: "nccl", Bytes: 400e6}}}),
+		rank(2, node.Unmanaged{Total: 700e6, Classes: []node.Class{{Name: "nccl", Bytes: 600e6}, {Name: "libother.so", Bytes: 100e6}}}),
+		rank(3, node.Unmanaged{Measured: true}),
+	}}
+	for _, test := range []struct {
+		name  string
+		tags  bool
+		wants []string
+	}{
+		{"each rank", true, []string{
+			"pid 1: 1.20 GB (1.12 GiB) on the GPU not managed; in GB: context 0.80, nccl 0.40",
+			"pid 2: 700.0 MB (667.6 MiB) on the GPU not managed (NVML says nothing: there may be more); in MB: nccl 600.0, libother.so 100.0",
+		}},
+		{"all together", false, []string{
+			"all ranks: 1.90 GB (1.77 GiB) on the GPU not managed (NVML says nothing: there may be more); in GB: nccl 1.00, context 0.80, libother.so 0.10",
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var out bytes.Buffer
+			r.print(&out, test.tags)
+			text := strings.Join(strings.Fields(out.String()), " ")
+			for _, want := range test.wants {
+				if !strings.Contains(text, want) {
+					t.Errorf("no %q in\n%s", want, &out)
+				}
+			}
+			if n := strings.Count(text, "not managed"); n != len(test.wants) {
+				t.Errorf("%d lines about unmanaged memory\n%s", n, &out)
+			}
+		})
 	}
 }

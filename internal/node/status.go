@@ -1,9 +1,11 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -135,10 +137,33 @@ type Kept struct {
 	Bytes  uint64 `json:"bytes"`
 }
 
-// Unmanaged is device memory of the process that ebb does not manage.
+// Unmanaged is device memory of the process that ebb does not manage. Measured: by NVML; else Total is what
+// the classes come to.
 type Unmanaged struct {
-	Total    uint64 `json:"total"`
-	Measured bool   `json:"measured"`
+	Total    uint64  `json:"total"`
+	Measured bool    `json:"measured"`
+	Classes  []Class `json:"classes"`
+}
+
+// Class is unmanaged memory of one kind, or of one library.
+type Class struct {
+	Name  string `json:"name"`
+	Bytes uint64 `json:"bytes"`
+}
+
+// Add adds that of another process. The classes stay in order, the largest first.
+func (u *Unmanaged) Add(o Unmanaged) {
+	u.Total += o.Total
+	u.Measured = u.Measured && o.Measured
+	for _, class := range o.Classes {
+		i := slices.IndexFunc(u.Classes, func(c Class) bool { return c.Name == class.Name })
+		if i < 0 {
+			u.Classes = append(u.Classes, class)
+		} else {
+			u.Classes[i].Bytes += class.Bytes
+		}
+	}
+	slices.SortStableFunc(u.Classes, func(a, b Class) int { return cmp.Compare(b.Bytes, a.Bytes) })
 }
 
 // RankStatus is a rank and what it said; Err where it did not.
