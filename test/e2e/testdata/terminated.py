@@ -1,6 +1,7 @@
 """terminated.py WHY: SIGTERM comes for a thread that waits inside the engine, in cudaFree, as long as
-it takes: for the device, whose work does not end, or for a pause, whose disk gives no answer. What has
-a handler that must not run in Go code waits too; SIGTERM has none, and ends the process."""
+it takes: for the device, whose work does not end, or for a pause, whose disk gives no answer. While it
+waits for a pause, what has a handler that must not run in Go code waits too, and while it waits for the
+device, in the driver, nothing does. SIGTERM has no handler, and ends the process."""
 
 import ctypes
 import os
@@ -26,10 +27,28 @@ def held_back():
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
 
 
+def sleeps():
+    """Whether the main thread is off the processor, and how often it went off it by itself."""
+    with open(f"/proc/self/task/{threading.main_thread().native_id}/status", encoding="ascii") as status:
+        fields = {name: value for name, _, value in (line.rstrip().partition(":\t") for line in status)}
+    return fields["State"].startswith("S"), fields["voluntary_ctxt_switches"]
+
+
+def waits_for_the_pause():
+    held = held_back()
+    return signal.SIGALRM in held and signal.SIGTERM not in held
+
+
+def waits_for_the_device():
+    """It sleeps through many looks, and holds nothing back."""
+    first = sleeps()
+    return first[0] and all(sleeps() == first for _ in range(1000)) and signal.SIGALRM not in held_back()
+
+
 def terminate():
-    # A thread of softgpu or of this program might take a signal that is the process's.
-    while not (signal.SIGALRM in (held := held_back()) and signal.SIGTERM not in held):
+    while not (waits_for_the_device if waits_for == "device" else waits_for_the_pause)():
         pass
+    # A thread of softgpu or of this program might take a signal that is the process's.
     signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
     never.wait()
 
