@@ -11,7 +11,7 @@
 
 #include "ebb.h"
 
-#define EBB_ENGINE_ABI 4u
+#define EBB_ENGINE_ABI 5u
 #define EBB_VERSION "0.1.0"
 
 /*
@@ -64,6 +64,9 @@ typedef struct ebb_engine_config {
 	int32_t log_json;            /* EBB_LOG_FORMAT=json: log lines are JSON */
 	const ebb_engine_calls *calls; /* copied; null: no control socket (EBB_CONTROL=0) */
 	ebb_engine_descriptor *descriptors; /* EBB_ENGINE_DESCRIPTORS of them, for ever; null: nobody asks */
+	const char *state_dirs;      /* EBB_STATE_DIRS: directories of streamed state "a:b"; null: those of disk backups */
+	const char *state_leases;    /* EBB_STATE_LEASES: their lease files, where they have their own; null: none */
+	uint64_t state_chunk_bytes;  /* EBB_STATE_CHUNK_MB: size of the pinned staging buffers of streamed state */
 } ebb_engine_config;
 
 /* How a call of an owner's waits. */
@@ -200,6 +203,24 @@ typedef int (*ebb_engine_peer_access_fn)(int device, int peer, int on);
  */
 enum { EBB_RESET_BEGINS = 0, EBB_RESET_DONE = 1, EBB_RESET_FAILED = 2 };
 typedef int (*ebb_engine_context_reset_fn)(int device, int step);
+
+/*
+ * Streamed state: what ebb.h says of the functions without "engine". device: that of the calling thread's
+ * context, -1: it has none. disk_dir: the directory of disk backups.
+ */
+typedef int (*ebb_engine_state_create_fn)(const char *name, const uint64_t *segment_bytes, size_t nsegments, int device,
+					  const char *disk_dir, uint64_t *state);
+typedef uint64_t (*ebb_engine_state_block_fn)(uint64_t state);
+typedef int (*ebb_engine_state_read_fn)(uint64_t state, const ebb_state_io *ios, size_t n, uint64_t *ticket);
+typedef int (*ebb_engine_state_write_fn)(uint64_t state, const ebb_state_io *ios, size_t n, void *stream,
+					 uint64_t *ticket);
+typedef int (*ebb_engine_state_wait_fn)(uint64_t state, uint64_t ticket, ebb_state_done *done);
+typedef int (*ebb_engine_state_read_host_fn)(uint64_t state, uint32_t segment, uint64_t offset, uint64_t bytes, void *buf);
+typedef int (*ebb_engine_state_write_host_fn)(uint64_t state, uint32_t segment, uint64_t offset, uint64_t bytes,
+					      const void *buf);
+typedef int (*ebb_engine_state_save_fn)(uint64_t state, const char *dir, const char *extra);
+typedef int (*ebb_engine_state_load_fn)(uint64_t state, const char *dir);
+typedef int (*ebb_engine_state_close_fn)(uint64_t state);
 
 /* At process exit: removes the process's backup files. Touches no device. Idempotent. */
 typedef void (*ebb_engine_shutdown_fn)(void);

@@ -219,6 +219,16 @@ static bool find_functions(void *library, const char *path)
 		{"ebb_engine_vmm_real", (void **)&engine.vmm_real},
 		{"ebb_engine_peer_access", (void **)&engine.peer_access},
 		{"ebb_engine_context_reset", (void **)&engine.context_reset},
+		{"ebb_engine_state_create", (void **)&engine.state_create},
+		{"ebb_engine_state_block", (void **)&engine.state_block},
+		{"ebb_engine_state_read", (void **)&engine.state_read},
+		{"ebb_engine_state_write", (void **)&engine.state_write},
+		{"ebb_engine_state_wait", (void **)&engine.state_wait},
+		{"ebb_engine_state_read_host", (void **)&engine.state_read_host},
+		{"ebb_engine_state_write_host", (void **)&engine.state_write_host},
+		{"ebb_engine_state_save", (void **)&engine.state_save},
+		{"ebb_engine_state_load", (void **)&engine.state_load},
+		{"ebb_engine_state_close", (void **)&engine.state_close},
 		{"ebb_engine_shutdown", (void **)&engine.shutdown},
 	};
 
@@ -295,6 +305,9 @@ static bool start(const char *path)
 		.log_json = log_is_json,
 		.calls = settings()->control ? &control_calls : NULL,
 		.descriptors = control_descriptors,
+		.state_dirs = settings_env("EBB_STATE_DIRS"),
+		.state_leases = settings_env("EBB_STATE_LEASES"),
+		.state_chunk_bytes = settings()->state_chunk_bytes,
 	};
 	int code = engine.start(&config);
 	if (code == EBB_OK)

@@ -69,9 +69,8 @@ static bool env_choice(const char *name, const char *first, const char *second)
 	return false;
 }
 
-static uint64_t env_chunk_bytes(void)
+static uint64_t env_chunk_bytes(const char *name)
 {
-	static const char name[] = "TMS_DISK_BACKUP_CHUNK_MB";
 	const char *value = settings_env(name);
 	unsigned long long mb = DEFAULT_CHUNK_MB;
 
@@ -173,7 +172,8 @@ static void read_environment(void)
 	from_env.cpu_mmap = env_choice("TMS_INIT_CPU_BACKUP_BACKEND", "pinned", "mmap");
 	from_env.exit_on_pause_error = env_choice("EBB_ON_PAUSE_ERROR", "continue", "exit");
 	from_env.discard = env_bool("EBB_DISCARD");
-	from_env.chunk_bytes = env_chunk_bytes();
+	from_env.chunk_bytes = env_chunk_bytes("TMS_DISK_BACKUP_CHUNK_MB");
+	from_env.state_chunk_bytes = env_chunk_bytes("EBB_STATE_CHUNK_MB");
 	from_env.host_bytes = env_host_bytes();
 	from_env.host_arena = env_bool("EBB_HOST_ARENA");
 	from_env.local_ranks = env_local_ranks();

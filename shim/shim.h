@@ -45,6 +45,7 @@ struct settings {
 	bool discard; /* give blocks of backup files back before the files are removed */
 	bool host_arena; /* CPU backups lie in host memory that is kept */
 	uint64_t chunk_bytes;
+	uint64_t state_chunk_bytes;
 	uint64_t host_bytes; /* that disk backups take before files, or EBB_HOST_AUTO */
 	int32_t local_ranks; /* 0: not known */
 	uint64_t disk_quota; /* 0: none */
@@ -195,6 +196,16 @@ struct engine {
 	ebb_engine_vmm_real_fn vmm_real;
 	ebb_engine_peer_access_fn peer_access;
 	ebb_engine_context_reset_fn context_reset;
+	ebb_engine_state_create_fn state_create;
+	ebb_engine_state_block_fn state_block;
+	ebb_engine_state_read_fn state_read;
+	ebb_engine_state_write_fn state_write;
+	ebb_engine_state_wait_fn state_wait;
+	ebb_engine_state_read_host_fn state_read_host;
+	ebb_engine_state_write_host_fn state_write_host;
+	ebb_engine_state_save_fn state_save;
+	ebb_engine_state_load_fn state_load;
+	ebb_engine_state_close_fn state_close;
 	ebb_engine_shutdown_fn shutdown;
 };
 

@@ -327,6 +327,73 @@ int ebb_engine_context_reset(int device, int step)
 	return ebbGoContextReset(device, step);
 }
 
+/* ---- streamed state -------------------------------------------------------------------- */
+
+int ebb_engine_state_create(const char *name, const uint64_t *segment_bytes, size_t nsegments, int device,
+			    const char *disk_dir, uint64_t *state)
+{
+	return ebbGoStateCreate((char *)name, (uint64_t *)segment_bytes, nsegments, device, (char *)disk_dir, state);
+}
+
+uint64_t ebb_engine_state_block(uint64_t state)
+{
+	return ebbGoStateBlock(state);
+}
+
+int ebb_engine_state_read(uint64_t state, const ebb_state_io *ios, size_t n, uint64_t *ticket)
+{
+	return ebbGoStateRead(state, (ebb_state_io *)ios, n, ticket);
+}
+
+int ebb_engine_state_write(uint64_t state, const ebb_state_io *ios, size_t n, void *stream, uint64_t *ticket)
+{
+	return ebbGoStateWrite(state, (ebb_state_io *)ios, n, (uintptr_t)stream, ticket);
+}
+
+/* Only whole fields that the caller has are written, as of an ebb_result. */
+int ebb_engine_state_wait(uint64_t state, uint64_t ticket, ebb_state_done *done)
+{
+	if (done && done->struct_size < sizeof done->struct_size)
+		return refuse("state wait: done.struct_size is not set");
+	ebb_state_done all = {0};
+	int code = ebbGoStateWait(state, ticket, &all);
+	if (done) {
+		size_t field = sizeof done->struct_size;
+		size_t n = done->struct_size < sizeof all ? done->struct_size / field * field : sizeof all;
+		memcpy((char *)done + field, (const char *)&all + field, n - field);
+	}
+	return code;
+}
+
+int ebb_engine_state_read_host(uint64_t state, uint32_t segment, uint64_t offset, uint64_t bytes, void *buf)
+{
+	if (!buf && bytes > 0)
+		return refuse("state read: buf is null");
+	return ebbGoStateHost(state, segment, offset, bytes, buf, 0);
+}
+
+int ebb_engine_state_write_host(uint64_t state, uint32_t segment, uint64_t offset, uint64_t bytes, const void *buf)
+{
+	if (!buf && bytes > 0)
+		return refuse("state write: buf is null");
+	return ebbGoStateHost(state, segment, offset, bytes, (void *)buf, 1);
+}
+
+int ebb_engine_state_save(uint64_t state, const char *dir, const char *extra)
+{
+	return ebbGoStateSave(state, (char *)dir, (char *)extra);
+}
+
+int ebb_engine_state_load(uint64_t state, const char *dir)
+{
+	return ebbGoStateLoad(state, (char *)dir);
+}
+
+int ebb_engine_state_close(uint64_t state)
+{
+	return ebbGoStateClose(state);
+}
+
 /* ---- the contract ---------------------------------------------------------------------- */
 
 #define AS_DECLARED(name)                                                                         \
@@ -359,3 +426,13 @@ AS_DECLARED(vmm_properties);
 AS_DECLARED(vmm_real);
 AS_DECLARED(peer_access);
 AS_DECLARED(context_reset);
+AS_DECLARED(state_create);
+AS_DECLARED(state_block);
+AS_DECLARED(state_read);
+AS_DECLARED(state_write);
+AS_DECLARED(state_wait);
+AS_DECLARED(state_read_host);
+AS_DECLARED(state_write_host);
+AS_DECLARED(state_save);
+AS_DECLARED(state_load);
+AS_DECLARED(state_close);

@@ -49,6 +49,10 @@ func configOf(c *C.ebb_engine_config) (engine.Config, error) {
 		IOTimeout:  duration(float64(c.io_timeout_s)),
 		FileFaults: C.GoString(c.file_faults),
 
+		StateDirs:   pathsOf(c.state_dirs),
+		StateLeases: pathsOf(c.state_leases),
+		StateChunk:  uint64(c.state_chunk_bytes),
+
 		Job:           C.GoString(c.job),
 		RuntimeDir:    C.GoString(c.runtime_dir),
 		XDGRuntimeDir: C.GoString(c.xdg_runtime_dir),

@@ -45,8 +45,9 @@ type stateRequest struct {
 
 	// bytes, if not nil, gives or takes those of a block, in place of device memory.
 	bytes func(s *segment, off uint64, p []byte) error
-	// before runs first: an error of it means that nothing was changed.
-	before func() error
+	// before runs first: an error of it means that nothing was changed. afterwards runs last in any case.
+	before     func() error
+	afterwards func()
 	// instead is all that is done, in place of transfers.
 	instead func(l *lane) error
 
@@ -302,6 +303,9 @@ func (e *Engine) perform(r *stateRequest) error {
 	e.states.store.Retry()
 	if err := l.ready(r.device); err != nil {
 		return err
+	}
+	if r.afterwards != nil {
+		defer r.afterwards()
 	}
 	if r.before != nil {
 		if err := r.before(); err != nil {

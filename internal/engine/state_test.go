@@ -441,9 +441,11 @@ func TestBytesThatChangedAreNotHandedOut(t *testing.T) {
 
 func TestFilesThatAreGoneShortOrChangedAreTold(t *testing.T) {
 	for what, spoil := range map[string]func(path string) error{
-		"gone":     os.Remove,
-		"short":    func(path string) error { return os.Truncate(path, 4096) },
-		"replaced": func(path string) error { return errors.Join(os.Remove(path), os.WriteFile(path, make([]byte, 512<<10), 0o600)) },
+		"gone":  os.Remove,
+		"short": func(path string) error { return os.Truncate(path, 4096) },
+		"replaced": func(path string) error {
+			return errors.Join(os.Remove(path), os.WriteFile(path, make([]byte, 512<<10), 0o600))
+		},
 		"changed": func(path string) error {
 			f, err := os.OpenFile(path, os.O_RDWR, 0)
 			if err != nil {

@@ -282,7 +282,7 @@ CASES(
 	{.says = "an engine of another ABI is refused, both versions named",
 	 .run = an_engine_that_cannot_be_used,
 	 .env = {"EBB_ENGINE=@/engine-abi99.so"},
-	 .lines = {"ebb: engine library @/engine-abi99.so has ABI 99 (version 9.9.9), libebb.so needs ABI 4 "
+	 .lines = {"ebb: engine library @/engine-abi99.so has ABI 99 (version 9.9.9), libebb.so needs ABI 5 "
 		   "(version 0.1.0): *"}},
 	{.says = "an engine that lacks a function is refused",
 	 .run = an_engine_that_cannot_be_used,

@@ -577,6 +577,99 @@ int ebb_engine_context_reset(int device, int step)
 	return EBB_OK;
 }
 
+/* ---- streamed state ------------------------------------------------------------------------------ */
+
+static int state_call(uint64_t state)
+{
+	check_process();
+	fake_engine.state_calls++;
+	fake_engine.streamed.state = state;
+	return told_to_fail("FAKE_STATE_CODE");
+}
+
+int ebb_engine_state_create(const char *name, const uint64_t *segment_bytes, size_t nsegments, int device,
+			    const char *disk_dir, uint64_t *state)
+{
+	int code = state_call(0);
+
+	copy(fake_engine.streamed.name, sizeof(fake_engine.streamed.name), name);
+	copy(fake_engine.streamed.dir, sizeof(fake_engine.streamed.dir), disk_dir);
+	for (size_t i = 0; i < nsegments && i < 2; i++)
+		fake_engine.streamed.bytes[i] = segment_bytes[i];
+	fake_engine.streamed.n = nsegments;
+	fake_engine.streamed.device = device;
+	if (code == EBB_OK)
+		*state = 7;
+	return code;
+}
+
+uint64_t ebb_engine_state_block(uint64_t state)
+{
+	state_call(state);
+	return 4096;
+}
+
+int ebb_engine_state_read(uint64_t state, const ebb_state_io *ios, size_t n, uint64_t *ticket)
+{
+	int code = state_call(state);
+
+	fake_engine.streamed.io = ios[0];
+	fake_engine.streamed.n = n;
+	*ticket = 8;
+	return code;
+}
+
+int ebb_engine_state_write(uint64_t state, const ebb_state_io *ios, size_t n, void *stream, uint64_t *ticket)
+{
+	fake_engine.streamed.stream = stream;
+	return ebb_engine_state_read(state, ios, n, ticket);
+}
+
+int ebb_engine_state_wait(uint64_t state, uint64_t ticket, ebb_state_done *done)
+{
+	int code = state_call(state);
+
+	fake_engine.streamed.ticket = ticket;
+	if (done != NULL)
+		done->bytes = 9;
+	return code;
+}
+
+int ebb_engine_state_write_host(uint64_t state, uint32_t segment, uint64_t offset, uint64_t bytes, const void *buf)
+{
+	int code = state_call(state);
+
+	fake_engine.streamed.segment = segment;
+	fake_engine.streamed.offset = offset;
+	fake_engine.streamed.bytes[0] = bytes;
+	fake_engine.streamed.buf = buf;
+	return code;
+}
+
+int ebb_engine_state_read_host(uint64_t state, uint32_t segment, uint64_t offset, uint64_t bytes, void *buf)
+{
+	return ebb_engine_state_write_host(state, segment, offset, bytes, buf);
+}
+
+int ebb_engine_state_load(uint64_t state, const char *dir)
+{
+	int code = state_call(state);
+
+	copy(fake_engine.streamed.dir, sizeof(fake_engine.streamed.dir), dir);
+	return code;
+}
+
+int ebb_engine_state_save(uint64_t state, const char *dir, const char *extra)
+{
+	copy(fake_engine.streamed.extra, sizeof(fake_engine.streamed.extra), extra != NULL ? extra : "");
+	return ebb_engine_state_load(state, dir);
+}
+
+int ebb_engine_state_close(uint64_t state)
+{
+	return state_call(state);
+}
+
 /* ---- errors ------------------------------------------------------------------------------------- */
 
 size_t ebb_engine_last_error(char *buf, size_t cap)

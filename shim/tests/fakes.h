@@ -92,6 +92,17 @@ struct fake_engine {
 	_Atomic int peer_calls;
 	int peer_device, peer_peer, peer_on; /* of the last peer_access */
 	_Atomic int resets_begun, resets_done, resets_failed, reset_device; /* device: of the last one */
+	_Atomic int state_calls;
+	struct {                 /* of the last calls that have them */
+		char name[64], dir[256], extra[64];
+		uint64_t bytes[2], state, ticket, offset;
+		uint32_t segment;
+		int device;
+		size_t n;
+		void *stream;
+		const void *buf;
+		ebb_state_io io;
+	} streamed;
 	void *looked_up;         /* cuMemCreate as start found it */
 	int call_result;         /* of cuMemRelease */
 };

@@ -87,7 +87,7 @@ static void before_start(void)
 {
 	void *p = NULL;
 	size_t need = 0;
-	CHECK(strcmp(version(), "4 " EBB_VERSION) == 0);
+	CHECK(strcmp(version(), "5 " EBB_VERSION) == 0);
 	CHECK(version() == version());
 	CHECK(last_error(NULL, 0) == 0);
 	CHECK(engine_malloc(&p, 1, 0, &cpu, 0) == EBB_ERR_STATE && says("malloc: ") && says("not started"));
