@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -32,6 +33,10 @@ func (s step) String() string {
 	return fmt.Sprintf("%s %d of a %s", s.call, s.n, s.of)
 }
 
+// atTheEnd says that the step comes in a rank that is told to end during its first cycle: the memory is freed
+// then, and its files go.
+func (s step) atTheEnd() bool { return s.call == "unlink" && s.n == 2 }
+
 // faults are the arguments of the rank's program that stop it there.
 func (s step) faults() (files, pause, resume string) {
 	spec := fmt.Sprintf("%s:%d:SIGSTOP", s.call, s.n)
@@ -50,7 +55,9 @@ func steps() (list []step) {
 		list = append(list, step{call: call, n: 1}, step{call: call, n: 2})
 	}
 	list = append(list, step{call: "pwrite", n: 14}, step{call: "pread", n: 24}) // of data
-	list = append(list, step{call: "statx", n: 1}, step{call: "unlink", n: 1})   // before the first write; at the end
+	list = append(list, step{call: "statx", n: 1})                               // before the first write
+	list = append(list, step{call: "unlink", n: 1})                              // of the map, when all is resumed
+	list = append(list, step{call: "unlink", n: 2})                              // of a file: see atTheEnd
 	for _, call := range []string{"cuLaunchKernel", "cuMemUnmap", "cuMemRelease"} {
 		list = append(list, step{call, 1, "pause"}, step{call, 3, "pause"})
 	}
@@ -95,13 +102,12 @@ func TestARankThatIsEndedAtAStepOfAPauseOrResume(t *testing.T) {
 			}
 			f := fates[(i+k)%len(fates)]
 			t.Run(fmt.Sprintf("%v, %s", at, f.name), func(t *testing.T) {
-				if at.call == "unlink" && f.term == "dies" {
+				if at.atTheEnd() && f.term == "dies" {
 					return // it makes no such call then: ebb run removes its files
 				}
 				files, pause, resume := at.faults()
 				s := startSteps(t, n, rng, f.term, files, pause, resume)
-				if at.call == "unlink" {
-					s.await("a cycle", func() bool { return s.cycles(0) > 0 })
+				if at.atTheEnd() {
 					s.signal(syscall.SIGTERM)
 				}
 				s.awaitStop()
@@ -146,7 +152,7 @@ func TestARankThatStopsAtEveryStepGoesOn(t *testing.T) {
 type stopped struct {
 	t        *testing.T
 	cmd      *exec.Cmd
-	out      *strings.Builder
+	out      *lastWords
 	ended    chan error
 	over     bool
 	deadline time.Time
@@ -158,7 +164,7 @@ type stopped struct {
 func startSteps(t *testing.T, n *node, rng source, term, files, pause, resume string) *stopped {
 	t.Helper()
 	s := &stopped{
-		t: t, out: &strings.Builder{}, ended: make(chan error, 1), deadline: time.Now().Add(hangs),
+		t: t, out: &lastWords{}, ended: make(chan error, 1), deadline: time.Now().Add(hangs),
 		disks: diskDirs(n, 1+rng.IntN(2)), reports: filepath.Join(work, fmt.Sprintf("%s-reports-%d", n.name, rng.Uint64())),
 	}
 	if err := os.Mkdir(s.reports, 0o700); err != nil {
@@ -183,6 +189,26 @@ func startSteps(t *testing.T, n *node, rng source, term, files, pause, resume st
 		return err == nil
 	})
 	return s
+}
+
+// lastWords is the end of what a process has written until now.
+type lastWords struct {
+	mu   sync.Mutex
+	text []byte // guarded by mu
+}
+
+func (w *lastWords) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.text = append(w.text, p...)
+	w.text = w.text[max(0, len(w.text)-16<<10):]
+	return len(p), nil
+}
+
+func (w *lastWords) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return string(w.text)
 }
 
 func (s *stopped) hasEnded() bool {

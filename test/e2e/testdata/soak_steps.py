@@ -1,4 +1,5 @@
-"""soak_steps.py SEED REPORTS TERM FILES PAUSE RESUME: ranks that park and resume until they are told to end.
+"""soak_steps.py SEED REPORTS TERM FILES PAUSE RESUME: ranks that park and resume, once at least, until they are
+told to end.
 In rank 0 file calls get the faults FILES, driver calls the faults PAUSE while its second pause runs and RESUME
 while its second resume runs. TERM is what rank 0 does at SIGTERM: it dies ("dies"), or ends when it has checked
 its memory ("ends"), as the others do.
@@ -47,7 +48,7 @@ driver = ctypes.CDLL("libcuda.so.1")
 memory = {malloc(size): size for size in (rng.randrange(MiB, 3 * MiB) for _ in range(3))}
 report(f"pid-{rank}", str(os.getpid()))
 cycle = 0
-while not ended:
+while cycle == 0 or not ended:
     patterns = {address: Pattern(f"{seed} {rank} {cycle} {address}", size) for address, size in memory.items()}
     for address, pattern in patterns.items():
         pattern.write(address)
