@@ -194,6 +194,11 @@ class WrittenDuringPause(Error):
     code = 19
 
 
+class StateError(Error):
+    """A step of an optimizer with streamed state stopped part-way: some parameters are updated, others not. Call
+    step() again with the same gradients; it continues where it stopped. `__cause__` is the error that stopped it."""
+
+
 class UnsafeConfiguration(Error):
     """What was asked for is not possible with this process's PyTorch: it is missing, too old, or
     uses another allocator."""

@@ -8,12 +8,16 @@ import importlib
 import json
 import math
 import sys
-from typing import Any, Dict, Iterator, Optional, Sequence, Tuple, Union
+import weakref
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from . import _abi
 from ._abi import Result, Tags
 from ._errors import InvalidArgument, PartialPause, UnsafeConfiguration
 from ._unused import Range
+
+# Methods of objects that hold device memory which no pause takes, to be called before one.
+_before_pauses: List["weakref.WeakMethod[Callable[[], None]]"] = []
 
 # Longer than any wait that is meant; short enough for C's clocks.
 _FOREVER_S = 1e9
@@ -45,6 +49,10 @@ def pause(tags: Tags = None, skip_unused: bool = False) -> Result:
     ForkedChild; NotLoaded. With skip_unused also UnsafeConfiguration: PyTorch is not there, or its
     allocator does not tell what is unused.
     """
+    for reference in list(_before_pauses):
+        let_go = reference()
+        if let_go is not None:
+            let_go()
     if not skip_unused:
         return _move("ebb_pause", tags)
     if "torch" not in sys.modules:
@@ -215,6 +223,11 @@ def _place(source: Any, nbytes: Optional[int]) -> Tuple[int, int]:
     if nbytes is not None and nbytes > size:
         raise InvalidArgument(f"{nbytes} bytes asked for, the {type(source).__name__} has {size}")
     return int(source.data_ptr()), size if nbytes is None else nbytes
+
+
+def let_go_before_pauses(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
+    """pause() calls it first, as long as its object is there."""
+    _before_pauses[:] = [known for known in _before_pauses if known() is not None] + [method]
 
 
 def pause_except(tags: Tags, unused: Sequence[Range]) -> Result:

@@ -105,7 +105,7 @@ class Loading(unittest.TestCase):
                 if not name.startswith("."):
                     self.assertIn(
                         name.split(".")[0],
-                        {"__future__", "argparse", "contextlib", "ctypes", "importlib", "json", "math", "os", "pathlib", "re", "sys", "threading", "typing"},
+                        {"__future__", "argparse", "contextlib", "ctypes", "functools", "importlib", "inspect", "itertools", "json", "math", "os", "pathlib", "re", "sys", "tempfile", "threading", "typing", "weakref"},
                     )
 
 

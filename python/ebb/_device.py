@@ -1,0 +1,85 @@
+"""Device memory outside of every pause and of PyTorch's caching allocator, and tensors over it. For the slots of
+streamed state: made and given back as a whole, at once.
+
+On a GPU these are CUDA tensors. The software GPU's memory can be addressed by the CPU, so over it they are CPU
+tensors: programs for CUDA can be tried without a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from typing import Any
+
+from . import _abi, _region
+from ._errors import DeviceError, OutOfDeviceMemory, UnsafeConfiguration
+
+_SOFTWARE_RUNTIME = "libcudart.so.13"
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+
+
+class Memory:
+    """So many bytes of device memory, not managed. torch: the module. device: a torch.device, "cuda" or "cpu".
+
+    Whoever uses tensors of it after free() uses memory of others. Raises OutOfDeviceMemory, DeviceError,
+    UnsafeConfiguration, NotLoaded.
+    """
+
+    def __init__(self, torch: Any, device: Any, size: int) -> None:
+        self._device, self._torch, self.size = device, torch, size
+        self._address = 0
+        if device.type == "cpu" and not _is_software_gpu():
+            raise UnsafeConfiguration(
+                "streamed state passes through GPU memory, and these parameters are on the CPU: move the model to "
+                "the GPU before its optimizer is made"
+            )
+        code = self._allocate()
+        if code == _OUT_OF_MEMORY and device.type == "cuda":
+            torch.cuda.empty_cache()  # what PyTorch keeps for reuse may be enough
+            code = self._allocate()
+        if code == _OUT_OF_MEMORY:
+            raise OutOfDeviceMemory(
+                f"no {size} bytes of GPU memory for streamed state: make bucket_elements or buckets_in_flight smaller",
+                {"need_bytes": size},
+            )
+        if code != 0:
+            raise DeviceError(f"cudaMalloc of {size} bytes for streamed state: error {code}")
+        self.bytes = self._tensor()
+        """All of it, as a tensor of torch.uint8."""
+
+    def free(self) -> None:
+        """Gives the memory back. Work of the device that uses it has ended, or is waited for."""
+        address, self._address = self._address, 0
+        if address:
+            with self._on_device():
+                code = _abi.library().cudaFree(ctypes.c_void_p(address))
+            if code != 0:
+                raise DeviceError(f"cudaFree of {self.size} bytes of streamed state: error {code}")
+
+    def _allocate(self) -> int:
+        pointer = ctypes.c_void_p()
+        with self._on_device(), _region.disable():
+            code: int = _abi.library().cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(self.size))
+        self._address = pointer.value or 0
+        return code
+
+    def _on_device(self) -> Any:
+        return self._torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
+
+    def _tensor(self) -> Any:
+        if self._device.type == "cpu":
+            return self._torch.frombuffer((ctypes.c_ubyte * self.size).from_address(self._address), dtype=self._torch.uint8)
+        place = {"shape": (self.size,), "typestr": "|u1", "data": (self._address, False), "version": 2}
+        array = type("Array", (), {"__cuda_array_interface__": place})()
+        return self._torch.as_tensor(array, device=self._device)
+
+
+def _is_software_gpu() -> bool:
+    """Whether the driver is the software GPU. Then its runtime is loaded too: a PyTorch for CPUs has none."""
+    try:
+        if not hasattr(ctypes.CDLL("libcuda.so.1"), "softgpu_view"):
+            return False
+        ctypes.CDLL(_SOFTWARE_RUNTIME)
+    except OSError:
+        return False
+    return True

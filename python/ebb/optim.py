@@ -1,0 +1,1034 @@
+"""Optimizers whose state never sits on the GPU as a whole: it lives in files and passes through the step, bucket
+by bucket. While one bucket is updated the next ones are read and the last ones written.
+
+    import ebb.optim
+    optimizer = ebb.optim.StreamedAdamW(model.parameters(), lr=1e-4)
+
+They are used as those of torch.optim, and give the same bits as these do over fp32 masters: of a parameter that
+is not fp32, the fp32 master value is part of the streamed state, too. StreamedOptimizer is the base for others
+(docs/streaming.md). Needs PyTorch. Sizes are bytes, unless they are called elements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import itertools
+import json
+import os
+import tempfile
+import threading
+import weakref
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from . import _device, _memory
+from ._errors import Error, InvalidArgument, StateError, UnsafeConfiguration, WrongState
+from ._layout import Bucket, Piece, aligned, pack
+from ._state import Done, Part, Path, State
+
+__all__ = ["Pass", "StreamedAdam", "StreamedAdamW", "StreamedOptimizer", "StreamedSGD"]
+
+try:
+    torch: Any = importlib.import_module("torch")
+except ImportError as err:
+    raise UnsafeConfiguration(f"ebb.optim needs PyTorch, which cannot be imported: {err}") from err
+
+BUCKET_ELEMENTS = 200_000_000
+MASTER = "master"
+_MOMENTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_PARAMETERS = (torch.float32, torch.bfloat16, torch.float16)
+_AREA = 256  # areas of a slot begin at multiples of it
+_HOST_PART = 16 << 20  # of a segment, for one copy between files and host memory
+_FORMAT = 1  # of "extra" in a checkpoint's manifest
+_names = itertools.count(1)
+
+
+class Pass(NamedTuple):
+    """What one step moved."""
+
+    buckets: int = 0
+    """That were read, updated and written."""
+    read_bytes: int = 0
+    """Of the state; zeros are not read from files."""
+    written_bytes: int = 0
+    wait_seconds: float = 0.0
+    """That the step waited for reads and writes."""
+
+
+class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch is not there when types are checked
+    """Base of optimizers whose state is streamed. A subclass names its state in `segments`, one fp32 value of each
+    for every element of a parameter, and gives `update`.
+
+    params: as for torch.optim: fp32, bf16 and fp16 parameters of one device.
+    defaults: options of groups.
+    moments_dtype: how the segments are stored: "fp32"; "bf16"; or "fp16", which has no values below 6e-8. They are
+        fp32 while they are updated. None: EBB_STATE_MOMENT_DTYPE, or "fp32".
+    bucket_elements: at most so many elements to a bucket; larger parameters are divided.
+    buckets_in_flight: GPU memory is taken for so many buckets: one is read, one updated, one written. 1: one after
+        the other.
+
+    All room on disk is taken here, or none. A master value is made at the first step that updates the parameter.
+    One thread at a time uses the optimizer. Closed with close(), or when the object goes.
+
+    Raises NoSpace, DiskError, NotLoaded, ForkedChild; InvalidArgument: what cannot be streamed.
+    """
+
+    segments: Tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: Dict[str, Any],
+        moments_dtype: Optional[str] = None,
+        bucket_elements: int = BUCKET_ELEMENTS,
+        buckets_in_flight: int = 3,
+    ) -> None:
+        self.moments_dtype = _moments(moments_dtype)
+        if bucket_elements < 1 or buckets_in_flight < 1:
+            raise InvalidArgument("bucket_elements and buckets_in_flight are numbers from 1 on")
+        self.bucket_elements, self.buckets_in_flight = bucket_elements, buckets_in_flight
+        self._made = False
+        super().__init__(params, defaults)
+        for group in self.param_groups:
+            self.check_group(group)
+        self._device = _one_device(self._parameters())
+        self._buckets = pack([g["params"] for g in self.param_groups], _needs_master, bucket_elements)
+        self._types = {MASTER: torch.float32, **{name: _MOMENTS[self.moments_dtype] for name in self.segments}}
+        sizes: List[int] = []
+        for bucket in self._buckets:
+            for name in ((MASTER,) if bucket.masters else ()) + self.segments:
+                bucket.segments[name] = len(sizes)
+                sizes.append(bucket.elements * _width(self._types[name]))
+        self._state = State(f"{type(self).__name__} {next(_names)}", sizes or [1])
+        # Guards all below against a pause's release_for_pause, which another thread may call.
+        self._lock = threading.RLock()
+        self._slots: Optional[_Slots] = None
+        self._behind: Optional[_Step] = None  # a step that failed, and is to go on
+        self._torn = ""  # why the state is not to be used
+        self._made = True
+        self.last = Pass()
+        """What the latest step moved."""
+        _memory.let_go_before_pauses(weakref.WeakMethod(self._release_for_pause))
+
+    # ---- for subclasses ----------------------------------------------------------------------
+
+    def update(
+        self,
+        group: Dict[str, Any],
+        values: List[Any],
+        gradients: List[Any],
+        state: Dict[str, List[Any]],
+        steps: List[int],
+    ) -> None:
+        """Updates flat fp32 tensors in place: values, and state by the names in `segments`, the lists as long as
+        gradients. state is zero before a parameter's first update. It may be called with part of a parameter, so
+        that elements must not depend on each other, and again with the same values after a failure.
+
+        group: the options. steps: how many updates each one had before.
+        """
+        raise NotImplementedError
+
+    def check_group(self, group: Dict[str, Any]) -> None:
+        """Raises InvalidArgument for options and parameters that cannot be streamed."""
+        for option, why in (
+            ("amsgrad", "it keeps a third moment, which is not streamed"),
+            ("capturable", "a CUDA graph holds no transfers of files"),
+            ("differentiable", "an update in files has no gradient"),
+        ):
+            if group.get(option):
+                raise InvalidArgument(f"{type(self).__name__} has no {option}: {why}")
+        for parameter in group["params"]:
+            if parameter.dtype not in _PARAMETERS or parameter.layout is not torch.strided:
+                raise InvalidArgument(
+                    f"{type(self).__name__} takes dense parameters of fp32, bf16 and fp16, "
+                    f"not {parameter.dtype} of layout {parameter.layout}, shape {tuple(parameter.shape)}"
+                )
+
+    # ---- the step ----------------------------------------------------------------------------
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """One update of all parameters that have a gradient, as torch.optim does it. Gives what the closure gave.
+
+        After a StateError some buckets are updated and others not, and those whose write failed keep their new
+        values on the GPU. Make room or wait for the disk, leave gradients as they are, and call step() again: it
+        continues where it stopped, without the closure.
+
+        Raises StateError; WrongState: the memory is paused, the optimizer is closed, or gradients changed since a
+        StateError; InvalidArgument: a sparse gradient.
+        """
+        with self._lock, torch.no_grad():
+            self._check_usable()
+            _check_not_paused()
+            if self._behind is None:
+                loss = None
+                if closure is not None:
+                    with torch.enable_grad():
+                        loss = closure()
+                if _overflowed(self):
+                    return loss
+                step = _Step(self, loss)
+            else:
+                step = self._behind
+                step.check_unchanged()
+            slots = self._slots_now()
+            self._behind = step
+            try:
+                self._carry_on(step, slots)
+            except Exception as err:
+                slots.drain()
+                raise StateError(
+                    f"{self._state.name}: {len(step.left())} of {step.buckets} buckets are not updated in the files: {err}. "
+                    "Remove the cause, leave the gradients as they are, and call step() again: it continues there",
+                ) from err
+            except BaseException:
+                slots.drain()
+                raise
+            self._behind = None
+            self.last = step.moved()
+            return step.loss
+
+    def prefetch(self) -> None:
+        """Begins to read the first buckets, so that the next step finds them on the GPU. To be called before
+        backward: the reads are then hidden behind it. Does nothing where they are on the way already.
+
+        Raises what step raises, but for StateError.
+        """
+        with self._lock, torch.no_grad():
+            self._check_usable()
+            _check_not_paused()
+            if self._behind is None:
+                slots = self._slots_now()
+                for bucket in self._buckets[: self.buckets_in_flight]:
+                    if slots.of(bucket) is None and slots.free_one():
+                        slots.read(bucket)
+
+    def release(self) -> None:
+        """Gives the GPU memory of the buckets in flight back; the next step takes it again. A pause by ebb.pause()
+        does it too. Raises WrongState where a failed write is to be repeated."""
+        with self._lock:
+            if self._slots is not None:
+                if self._slots.has_new():
+                    raise WrongState(
+                        f"{self._state.name}: GPU memory holds values whose write failed: call step() again first"
+                    )
+                self._slots.free()
+                self._slots = None
+
+    def close(self) -> None:
+        """Gives up GPU memory and files, and with them the state. Closing again does nothing."""
+        with self._lock:
+            self._drop()
+            self.release()
+            self._state.close()
+
+    def _carry_on(self, step: "_Step", slots: "_Slots") -> None:
+        """Brings all buckets that are behind to the step. Reads go ahead of updates, writes trail behind."""
+        slots.write_again()
+        order = [b for b in step.left() if not slots.is_new(b)]
+        slots.keep_only(order)
+        for i, bucket in enumerate(order):
+            slot = slots.of(bucket) or slots.read(bucket)
+            slots.read_ahead(order[i + 1 : i + self.buckets_in_flight], slot)
+            slots.arrive(slot)
+            done = self._update(bucket, slot, slots, step)
+            slots.write(slot, functools.partial(step.written, bucket, done))
+            slots.read_ahead(order[i + 1 : i + self.buckets_in_flight], slot)
+        slots.settle()
+
+    def _update(self, bucket: Bucket, slot: "_Slot", slots: "_Slots", step: "_Step") -> List[Piece]:
+        """Queues the update of a bucket that is on the GPU. Parameters come last: up to them nothing is changed that
+        is not in the slot. The pieces that have a gradient."""
+        pieces = [p for p in bucket.pieces if p.number in step.gradients]
+        moments, work = slot.areas, slots.work
+        if self.moments_dtype != "fp32":
+            moments = {**moments, **slots.moments}
+            for name in self.segments:
+                moments[name][: bucket.elements].copy_(slot.areas[name][: bucket.elements])
+        values, gradients = [], []
+        for piece in pieces:
+            place = slice(piece.at, piece.at + piece.elements)
+            own = _flat(piece.parameter, piece.parameter.detach())[piece.begin : piece.end]
+            gradient = _flat(piece.parameter, step.gradients[piece.number])[piece.begin : piece.end]
+            if bucket.masters:
+                value = slot.areas[MASTER][place]
+                if not piece.has_master:
+                    value.copy_(own)
+                gradient = work[place].copy_(gradient)
+            else:
+                value = work[place].copy_(own)
+            values.append(value)
+            gradients.append(gradient)
+        state = {name: [moments[name][p.at : p.at + p.elements] for p in pieces] for name in self.segments}
+        self.update(step.options[bucket.group], values, gradients, state, [p.steps for p in pieces])
+        if self.moments_dtype != "fp32":
+            for name in self.segments:
+                slot.areas[name][: bucket.elements].copy_(moments[name][: bucket.elements])
+        for piece, value in zip(pieces, values):
+            _set_flat(piece.parameter, piece.begin, piece.end, value)
+        return pieces
+
+    # ---- state dict and checkpoints ----------------------------------------------------------
+
+    def state_dict(self, to: Optional[Path] = None) -> Dict[str, Any]:
+        """As that of torch.optim's optimizer of this kind, which can load it, with the fp32 masters under "master".
+        The tensors lie in files that are mapped into memory, so that no more of the state is in memory at a time
+        than is in use.
+
+        to: a new directory for these files; None: files without a name beside the state's own, which go with the
+            tensors. They need as much room as the state.
+
+        Raises WrongState after a StateError.
+        """
+        with self._lock, torch.no_grad():
+            self._check_current()
+            if to is not None:
+                os.makedirs(to)
+            folder = os.fspath(to) if to is not None else self._directory()
+            state: Dict[int, Dict[str, Any]] = {}
+            flat: Dict[Tuple[int, str], Any] = {}
+            for bucket in self._buckets:
+                for piece in bucket.pieces:
+                    if piece.steps == 0 or piece.number in state:
+                        continue
+                    entry: Dict[str, Any] = {"step": torch.tensor(float(piece.steps))}
+                    for name in bucket.segments:
+                        path = None if to is None else os.path.join(folder, f"{piece.number}.{name}")
+                        array = _mapped(path, folder, piece.parameter.numel(), self._types[name])
+                        flat[piece.number, name] = array
+                        entry[name] = _shaped(piece.parameter, array)
+                    state[piece.number] = entry
+            for bucket in self._buckets:
+                for name in bucket.segments:
+                    for part, begin in self._host_parts(bucket, name, read=True):
+                        for piece, inside, place in _overlaps(bucket, begin, part.numel()):
+                            if piece.steps > 0:
+                                flat[piece.number, name][inside].copy_(part[place])
+            return {"state": state, "param_groups": self._packed_groups()}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Takes the state dict of an optimizer of this kind, streamed or torch.optim's own, part by part. Where it
+        has no "master", the masters begin as the parameters are at the next step.
+
+        Raises InvalidArgument: it is of other parameters, and nothing was changed; DiskError, NoSpace: it can be
+        loaded again.
+        """
+        with self._lock, torch.no_grad():
+            self._check_open()
+            saved = self._check_state_dict(state_dict)
+            self._drop()
+            self._torn = "load_state_dict() failed: load it again"
+            for bucket in self._buckets:
+                sources: Dict[int, Dict[str, Any]] = {}
+                for piece in bucket.pieces:
+                    entry = saved.get(piece.number, {})
+                    piece.steps, piece.has_master = int(entry.get("step", 0)), MASTER in entry
+                for name in bucket.segments:
+                    flat = {
+                        p.number: _flat(p.parameter, saved[p.number][name])
+                        for p in bucket.pieces
+                        if saved.get(p.number, {}).get(name) is not None
+                    }
+                    for part, begin in self._host_parts(bucket, name, read=False):
+                        for piece, inside, place in _overlaps(bucket, begin, part.numel()):
+                            if piece.number in flat:
+                                part[place].copy_(flat[piece.number][inside])
+            self._take_groups(state_dict["param_groups"])
+            self._torn = ""
+
+    def save(self, folder: Path) -> None:
+        """Writes a checkpoint of the streamed state (docs/streaming.md): a directory that is put in place as a
+        whole, from one that is there already only when the new one is complete. Parameters are not in it.
+
+        Raises WrongState after a StateError; NoSpace, DiskError: nothing was changed.
+        """
+        with self._lock:
+            self._check_current()
+            extra = {**self._layout(), "groups": self._packed_groups(), "pieces": [
+                [[p.steps, p.has_master] for p in bucket.pieces] for bucket in self._buckets
+            ]}
+            try:
+                json.dumps(extra)
+            except TypeError as err:
+                raise InvalidArgument(f"options of groups that are no JSON cannot be saved: {err}; use state_dict()") from err
+            self._settle()
+            self._state.save(folder, extra)
+
+    def load(self, folder: Path) -> None:
+        """Takes a checkpoint that save() wrote, with the options of its groups.
+
+        Raises InvalidArgument: it is of another optimizer, type, shape or layout, and nothing was changed;
+        CorruptBackup, DiskError: the state is not usable until something is loaded.
+        """
+        with self._lock:
+            self._check_open()
+            extra = _extra(folder)
+            for key, mine in self._layout().items():
+                _compare(folder, key, extra.get(key), mine)
+            self._drop()
+            self._torn = f"load() of {os.fspath(folder)!r} failed: load it, or another checkpoint"
+            try:
+                self._state.load(folder)
+            except InvalidArgument:
+                self._torn = ""
+                raise
+            for bucket, pieces in zip(self._buckets, extra["pieces"]):
+                for piece, (steps, has_master) in zip(bucket.pieces, pieces):
+                    piece.steps, piece.has_master = steps, has_master
+            self._take_groups(extra["groups"])
+            self._torn = ""
+
+    def _layout(self) -> Dict[str, Any]:
+        """What a checkpoint and this optimizer must have in common, as JSON."""
+        return {
+            "format": _FORMAT,
+            "optimizer": type(self).__name__,
+            "segments": list(self.segments),
+            "moments_dtype": self.moments_dtype,
+            "parameters": [[_name(p.dtype), list(p.shape), list(p.stride())] for p in self._parameters()],
+            "bucket_elements": aligned(self.bucket_elements),
+            "buckets": [[b.group, [[p.number, p.begin, p.end] for p in b.pieces]] for b in self._buckets],
+        }
+
+    def _host_parts(self, bucket: Bucket, name: str, read: bool) -> Iterator[Tuple[Any, int]]:
+        """The segment in parts: (tensor in host memory, number of its first element). They are read before, or
+        written afterwards; what is not filled in is zero."""
+        kind = self._types[name]
+        width, block = _width(kind), self._state.block
+        step = max(_HOST_PART // block, 1) * block
+        segment = bucket.segments[name]
+        for offset in range(0, bucket.elements * width, step):
+            buffer = bytearray(min(step, bucket.elements * width - offset))
+            if read:
+                self._state.read_host(segment, offset, buffer)
+            yield torch.frombuffer(buffer, dtype=kind), offset // width
+            if not read:
+                self._state.write_host(segment, offset, buffer)
+
+    def _packed_groups(self) -> List[Dict[str, Any]]:
+        numbers = itertools.count()
+        return [
+            {**{k: v for k, v in g.items() if k != "params"}, "params": [next(numbers) for _ in g["params"]]}
+            for g in self.param_groups
+        ]
+
+    def _take_groups(self, groups: Sequence[Dict[str, Any]]) -> None:
+        for group, new in zip(self.param_groups, groups):
+            for key, value in new.items():
+                if key != "params":
+                    # JSON has no tuples.
+                    group[key] = tuple(value) if isinstance(group.get(key), tuple) and isinstance(value, list) else value
+
+    def _check_state_dict(self, state_dict: Dict[str, Any]) -> Dict[int, Dict[str, Any]]:
+        """The saved state by number of parameter, checked."""
+        groups = state_dict["param_groups"]
+        theirs, mine = [len(g["params"]) for g in groups], [len(g["params"]) for g in self.param_groups]
+        if theirs != mine:
+            raise InvalidArgument(f"the state dict has groups of {theirs} parameters, this optimizer of {mine}")
+        for group, own in zip(groups, self.param_groups):
+            self.check_group({**group, "params": own["params"]})
+        saved: Dict[int, Dict[str, Any]] = {}
+        keys = [key for g in groups for key in g["params"]]
+        for number, (key, parameter) in enumerate(zip(keys, self._parameters())):
+            entry = state_dict["state"].get(key)
+            if not entry:
+                continue
+            for name in self.segments:
+                if name not in entry:
+                    raise InvalidArgument(f"the state dict has no {name!r} of parameter {number}: it is of another optimizer")
+            for name in self.segments + (MASTER,):
+                value = entry.get(name)
+                if value is not None and tuple(value.shape) != tuple(parameter.shape):
+                    raise InvalidArgument(
+                        f"{name!r} of parameter {number} has shape {tuple(value.shape)} in the state dict, "
+                        f"the parameter {tuple(parameter.shape)}"
+                    )
+            saved[number] = {"step": 1, **entry}  # that of SGD counts no steps
+        return saved
+
+    # ---- the object --------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """Refused once the optimizer is made: its files are laid out."""
+        if self._made:
+            raise WrongState(
+                f"{type(self).__name__} takes no parameters after it was made, its files are laid out: make a new one with "
+                "all groups"
+            )
+        super().add_param_group(param_group)
+
+    def __getstate__(self) -> Any:
+        raise TypeError(f"{type(self).__name__} cannot be copied or pickled, its state is in files: use state_dict() or save()")
+
+    def _parameters(self) -> List[Any]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _slots_now(self) -> "_Slots":
+        if self._slots is None:
+            self._slots = _Slots(self._state, self._device, self._buckets, self._types, self.segments, self.buckets_in_flight)
+        return self._slots
+
+    def _settle(self) -> None:
+        """No request is under way, and nothing that was read ahead is kept."""
+        if self._slots is not None:
+            self._slots.drain()
+
+    def _drop(self) -> None:
+        """Forgets a step that failed, and its new values."""
+        self._behind = None
+        if self._slots is not None:
+            self._slots.drain()
+            self._slots.forget()
+
+    def _release_for_pause(self) -> None:
+        """release(), where nothing is under way and nothing would be lost."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._slots is not None and not self._slots.has_new():
+                    self.release()
+            finally:
+                self._lock.release()
+
+    def _directory(self) -> str:
+        for state in _memory.status().get("states", ()):
+            if state["name"] == self._state.name and state["dirs"]:
+                return str(state["dirs"][0])
+        return tempfile.gettempdir()
+
+    def _check_open(self) -> None:
+        if self._state.closed:
+            raise WrongState(f"{self._state.name} is closed")
+
+    def _check_usable(self) -> None:
+        self._check_open()
+        if self._torn:
+            raise WrongState(f"{self._state.name}: {self._torn}")
+
+    def _check_current(self) -> None:
+        self._check_usable()
+        if self._behind is not None:
+            raise WrongState(f"{self._state.name}: a step failed and is not done: call step() again first")
+
+
+# ---- kinds -----------------------------------------------------------------------------------
+
+
+class _Adam(StreamedOptimizer):
+    """What StreamedAdam and StreamedAdamW have in common."""
+
+    segments = ("exp_avg", "exp_avg_sq")
+    _plain: Any
+    _function: Any
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 1e-3,
+        betas: Tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: Optional[float] = None,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: Optional[bool] = None,
+        fused: Optional[bool] = None,
+        moments_dtype: Optional[str] = None,
+        bucket_elements: int = BUCKET_ELEMENTS,
+        buckets_in_flight: int = 3,
+    ) -> None:
+        params = _listed(params)
+        if amsgrad:
+            self.check_group({"amsgrad": True, "params": ()})
+        options = dict(lr=lr, betas=betas, eps=eps, maximize=maximize, foreach=foreach)
+        if weight_decay is not None:
+            options["weight_decay"] = weight_decay
+        if fused is not None:
+            options["fused"] = fused
+        defaults = _defaults(self._plain, params, options)
+        super().__init__(params, defaults, moments_dtype, bucket_elements, buckets_in_flight)
+        if fused:
+            self._step_supports_amp_scaling = True  # GradScaler then leaves found_inf and grad_scale here
+
+    def update(
+        self,
+        group: Dict[str, Any],
+        values: List[Any],
+        gradients: List[Any],
+        state: Dict[str, List[Any]],
+        steps: List[int],
+    ) -> None:
+        fused = bool(group.get("fused"))
+        counts = torch.tensor(steps, dtype=torch.float32, device=values[0].device if fused else "cpu").unbind()
+        options: Dict[str, Any] = dict(foreach=group["foreach"])
+        if fused:
+            options.update(fused=True, grad_scale=getattr(self, "grad_scale", None), found_inf=getattr(self, "found_inf", None))
+        else:
+            gradients = _unscaled(self, gradients)
+        type(self)._function(
+            values, gradients, state["exp_avg"], state["exp_avg_sq"], [], list(counts), **options, amsgrad=False,
+            beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"], weight_decay=group["weight_decay"],
+            eps=group["eps"], maximize=group["maximize"],
+        )
+
+
+class StreamedAdamW(_Adam):
+    """torch.optim.AdamW with streamed state. The options are those of torch.optim.AdamW, which see, but for amsgrad,
+    and those of StreamedOptimizer."""
+
+    _plain = torch.optim.AdamW
+    _function = staticmethod(importlib.import_module("torch.optim.adamw").adamw)
+
+
+class StreamedAdam(_Adam):
+    """torch.optim.Adam with streamed state, likewise."""
+
+    _plain = torch.optim.Adam
+    _function = staticmethod(importlib.import_module("torch.optim.adam").adam)
+
+
+class StreamedSGD(StreamedOptimizer):
+    """torch.optim.SGD with streamed momentum."""
+
+    segments = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 1e-3,
+        momentum: float = 0.9,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: Optional[bool] = None,
+        moments_dtype: Optional[str] = None,
+        bucket_elements: int = BUCKET_ELEMENTS,
+        buckets_in_flight: int = 3,
+    ) -> None:
+        params = _listed(params)
+        options = dict(
+            lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
+            maximize=maximize, foreach=foreach,
+        )
+        super().__init__(
+            params, _defaults(torch.optim.SGD, params, options), moments_dtype, bucket_elements, buckets_in_flight
+        )
+
+    def check_group(self, group: Dict[str, Any]) -> None:
+        super().check_group(group)
+        if not group["momentum"]:
+            raise InvalidArgument("SGD without momentum has no state to stream: use torch.optim.SGD")
+
+    def update(
+        self,
+        group: Dict[str, Any],
+        values: List[Any],
+        gradients: List[Any],
+        state: Dict[str, List[Any]],
+        steps: List[int],
+    ) -> None:
+        momentum = state["momentum_buffer"]
+        # PyTorch makes the buffer from the first gradient.
+        buffers = [buffer if done else None for buffer, done in zip(momentum, steps)]
+        sgd = importlib.import_module("torch.optim.sgd").sgd
+        sgd(
+            values, _unscaled(self, gradients), buffers, has_sparse_grad=False, foreach=group["foreach"],
+            weight_decay=group["weight_decay"], momentum=group["momentum"], lr=group["lr"], dampening=group["dampening"],
+            nesterov=group["nesterov"], maximize=group["maximize"],
+        )
+        for mine, made, done in zip(momentum, buffers, steps):
+            if not done:
+                mine.copy_(made)
+
+
+# ---- one step --------------------------------------------------------------------------------
+
+
+class _Step:
+    """A step under way: its gradients and options, and which buckets are behind."""
+
+    def __init__(self, optimizer: StreamedOptimizer, loss: Any) -> None:
+        self.loss = loss
+        self.options = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+        parameters = optimizer._parameters()
+        self._parameters = parameters
+        self.gradients = {n: p.grad for n, p in enumerate(parameters) if p.grad is not None}
+        for number, gradient in self.gradients.items():
+            if gradient.layout is not torch.strided:
+                raise InvalidArgument(f"{type(optimizer).__name__} takes no sparse gradient: parameter {number} has one")
+        self._versions = {n: g._version for n, g in self.gradients.items()}
+        self._left = [b for b in optimizer._buckets if any(p.number in self.gradients for p in b.pieces)]
+        self.buckets = len(self._left)
+        self._slots = optimizer._slots_now()
+        self._slots.traffic.clear()
+
+    def left(self) -> List[Bucket]:
+        """Buckets that are behind."""
+        return list(self._left)
+
+    def written(self, bucket: Bucket, pieces: List[Piece]) -> None:
+        """The files hold the new values of a bucket."""
+        self._left.remove(bucket)
+        for piece in pieces:
+            piece.steps += 1
+            piece.has_master = bucket.masters
+
+    def check_unchanged(self) -> None:
+        now = {n: p.grad for n, p in enumerate(self._parameters) if p.grad is not None}
+        same = now.keys() == self.gradients.keys() and all(
+            gradient is self.gradients[n] and gradient._version == self._versions[n] for n, gradient in now.items()
+        )
+        if not same:
+            raise WrongState(
+                "gradients have changed since the step that failed, which is applied to some parameters and not to others: "
+                "load the last checkpoint of model and optimizer"
+            )
+
+    def moved(self) -> Pass:
+        reads, writes = self._slots.traffic["read"], self._slots.traffic["write"]
+        return Pass(
+            self.buckets, sum(d.bytes for d in reads), sum(d.bytes for d in writes),
+            sum(d.wait_seconds for d in reads + writes),
+        )
+
+
+# ---- GPU memory for buckets in flight --------------------------------------------------------
+
+
+class _Slot:
+    """GPU memory for the streamed segments of one bucket."""
+
+    def __init__(self, memory: _device.Memory, areas: Dict[str, Any]) -> None:
+        self.memory, self.areas = memory, areas
+        self.bucket: Optional[Bucket] = None  # whose values are here, or on the way
+        self.reading = 0  # ticket
+        self.writing = 0  # ticket
+        self.written: Optional[Callable[[], None]] = None  # called when new values that are here are in the files
+
+
+class _Traffic(Dict[str, List[Done]]):
+    """What requests did, since it was cleared."""
+
+    def __missing__(self, way: str) -> List[Done]:
+        return self.setdefault(way, [])
+
+
+class _Slots:
+    """The slots, the requests that fill and empty them, and memory for the bucket that is being updated."""
+
+    def __init__(
+        self, state: State, device: Any, buckets: List[Bucket], types: Dict[str, Any], moments: Sequence[str], count: int
+    ) -> None:
+        self._state, self._device = state, device
+        self.traffic = _Traffic()
+        most = max((b.elements for b in buckets), default=0)
+        streamed = {
+            name: kind
+            for name, kind in types.items()
+            if any(name in b.segments for b in buckets)
+        }
+        own = {"work": torch.float32}
+        if any(types[name] is not torch.float32 for name in moments):
+            own.update({name: torch.float32 for name in moments})
+        self._slots: List[_Slot] = []
+        self._shared: Optional[_device.Memory] = None
+        try:
+            self._shared, areas = _areas(device, own, most)
+            self.work: Any = areas.pop("work")
+            self.moments: Dict[str, Any] = areas
+            for _ in range(min(count, max(len(buckets), 1))):
+                self._slots.append(_Slot(*_areas(device, streamed, most)))
+        except BaseException:
+            self.free()
+            raise
+
+    def of(self, bucket: Bucket) -> Optional[_Slot]:
+        return next((s for s in self._slots if s.bucket is bucket), None)
+
+    def free_one(self) -> Optional[_Slot]:
+        return next((s for s in self._slots if s.bucket is None), None)
+
+    def is_new(self, bucket: Bucket) -> bool:
+        """Whether new values of the bucket are here that are not in the files."""
+        slot = self.of(bucket)
+        return slot is not None and slot.written is not None
+
+    def has_new(self) -> bool:
+        return any(s.written is not None for s in self._slots)
+
+    def read(self, bucket: Bucket) -> _Slot:
+        """Begins to read a bucket, to a slot that is free, or is when its write is done."""
+        slot = self.free_one()
+        if slot is None:
+            slot = self._oldest_write()
+            self._wait_written(slot)
+        slot.reading = self._state.read(self._parts(bucket, slot))
+        slot.bucket = bucket
+        return slot
+
+    def read_ahead(self, buckets: Sequence[Bucket], current: _Slot) -> None:
+        """Begins to read what fits, waiting for writes, but not for that of the current slot."""
+        for bucket in buckets:
+            if self.of(bucket) is None:
+                if self.free_one() is None and not any(s.writing and s is not current for s in self._slots):
+                    return
+                self.read(bucket)
+
+    def arrive(self, slot: _Slot) -> None:
+        """Waits until a bucket is in its slot."""
+        ticket, slot.reading = slot.reading, 0
+        if ticket:
+            try:
+                self.traffic["read"].append(self._state.wait(ticket))
+            except BaseException:
+                slot.bucket = None
+                raise
+
+    def write(self, slot: _Slot, written: Callable[[], None]) -> None:
+        """Begins to write a bucket from its slot, after the work that is in the current stream."""
+        slot.written = written
+        self._write(slot)
+
+    def write_again(self) -> None:
+        """Begins those writes again that failed."""
+        for slot in self._slots:
+            if slot.written is not None and not slot.writing:
+                self._write(slot)
+
+    def settle(self) -> None:
+        """Waits for all writes."""
+        for slot in sorted(self._slots, key=lambda s: s.writing):
+            if slot.writing:
+                self._wait_written(slot)
+
+    def keep_only(self, buckets: Sequence[Bucket]) -> None:
+        """Gives slots up whose buckets are not wanted, unless they hold new values."""
+        for slot in self._slots:
+            if slot.written is None and slot.bucket is not None and slot.bucket not in buckets:
+                self._give_up(slot)
+
+    def drain(self) -> None:
+        """Waits for all requests, whatever they say. New values whose write failed stay."""
+        for slot in self._slots:
+            if slot.writing:
+                with contextlib.suppress(Error):
+                    self._wait_written(slot)
+            elif slot.written is None:
+                self._give_up(slot)
+
+    def forget(self) -> None:
+        """Gives up new values."""
+        for slot in self._slots:
+            slot.bucket = slot.written = None
+
+    def free(self) -> None:
+        """Gives the memory back, when nothing uses it."""
+        self.drain()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # what was queued may still use it
+        for memory in [s.memory for s in self._slots] + ([self._shared] if self._shared is not None else []):
+            memory.free()
+        self._slots, self._shared = [], None
+
+    def _give_up(self, slot: _Slot) -> None:
+        with contextlib.suppress(Error):
+            self.arrive(slot)
+        slot.bucket = None
+
+    def _oldest_write(self) -> _Slot:
+        return min((s for s in self._slots if s.writing), key=lambda s: s.writing)
+
+    def _write(self, slot: _Slot) -> None:
+        assert slot.bucket is not None
+        stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
+        slot.writing = self._state.write(self._parts(slot.bucket, slot), stream)
+
+    def _wait_written(self, slot: _Slot) -> None:
+        ticket, slot.writing = slot.writing, 0
+        self.traffic["write"].append(self._state.wait(ticket))
+        written, slot.written, slot.bucket = slot.written, None, None
+        assert written is not None
+        written()
+
+    @staticmethod
+    def _parts(bucket: Bucket, slot: _Slot) -> List[Part]:
+        return [
+            Part(number, 0, bucket.elements * _width(slot.areas[name].dtype), slot.areas[name].data_ptr())
+            for name, number in bucket.segments.items()
+        ]
+
+
+def _areas(device: Any, types: Dict[str, Any], elements: int) -> Tuple[_device.Memory, Dict[str, Any]]:
+    """Device memory with an area for each name."""
+    sizes = {name: -(-elements * _width(kind) // _AREA) * _AREA for name, kind in types.items()}
+    memory = _device.Memory(torch, device, max(sum(sizes.values()), _AREA))
+    areas, begin = {}, 0
+    for name, kind in types.items():
+        areas[name] = memory.bytes[begin : begin + elements * _width(kind)].view(kind)
+        begin += sizes[name]
+    return memory, areas
+
+
+# ---- parameters ------------------------------------------------------------------------------
+
+
+def _needs_master(parameter: Any) -> bool:
+    return bool(parameter.dtype is not torch.float32)
+
+
+def _one_device(parameters: Sequence[Any]) -> Any:
+    devices = {p.device for p in parameters}
+    if len(devices) > 1:
+        raise InvalidArgument(
+            f"the parameters are on {', '.join(sorted(map(str, devices)))}: make an optimizer for those of each device"
+        )
+    return devices.pop() if devices else torch.device("cpu")
+
+
+def _dense(tensor: Any) -> bool:
+    """Whether its elements fill a range of memory, each once."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _flat(parameter: Any, tensor: Any) -> Any:
+    """A tensor of the parameter's shape, flat, in the order of the parameter's elements in memory (where it has
+    holes, of its indices). A view where the tensor lies like that."""
+    if not _dense(parameter):
+        return tensor.reshape(-1)
+    if tensor.stride() != parameter.stride():
+        tensor = torch.empty_strided(parameter.shape, parameter.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _set_flat(parameter: Any, begin: int, end: int, values: Any) -> None:
+    """Sets elements of a parameter, as _flat numbers them."""
+    flat = _flat(parameter, parameter.detach())
+    flat[begin:end].copy_(values)
+    if not _dense(parameter) and not parameter.is_contiguous():  # flat is a copy
+        parameter.detach().copy_(flat.view(parameter.shape))
+
+
+def _shaped(parameter: Any, flat: Any) -> Any:
+    """The reverse of _flat."""
+    if not _dense(parameter):
+        return flat.view(parameter.shape)
+    return flat.as_strided(parameter.shape, parameter.stride())
+
+
+def _overlaps(bucket: Bucket, begin: int, count: int) -> Iterator[Tuple[Piece, slice, slice]]:
+    """Which elements of pieces are among `count` of the bucket from `begin` on: (piece, place in the parameter, place
+    among them)."""
+    for piece in bucket.pieces:
+        first, last = max(piece.at, begin), min(piece.at + piece.elements, begin + count)
+        if first < last:
+            shift = piece.begin - piece.at
+            yield piece, slice(first + shift, last + shift), slice(first - begin, last - begin)
+
+
+def _mapped(path: Optional[str], folder: str, elements: int, kind: Any) -> Any:
+    """A tensor of zeros in a mapped file, all of whose room is there. path None: one without a name in folder."""
+    size = elements * _width(kind)
+    if size == 0:
+        return torch.zeros(0, dtype=kind)
+    with open(path, "x+b") if path is not None else tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+        return torch.from_file(f"/proc/self/fd/{file.fileno()}", shared=True, size=elements, dtype=kind)
+
+
+# ---- options ---------------------------------------------------------------------------------
+
+
+def _moments(name: Optional[str]) -> str:
+    name = os.environ.get("EBB_STATE_MOMENT_DTYPE") or "fp32" if name is None else name
+    if name == "fp8":
+        raise InvalidArgument(
+            "moments_dtype fp8 is refused: with 2 or 3 bits of mantissa an update smaller than 1/16 of a moment is lost, "
+            "as nearly all are with betas near 1; bf16 halves the bytes"
+        )
+    if name not in _MOMENTS:
+        raise InvalidArgument(f"moments_dtype is one of {', '.join(_MOMENTS)}, not {name!r}")
+    return name
+
+
+def _listed(params: Any) -> Any:
+    """params, which may be an iterator, to be gone through twice."""
+    return params if isinstance(params, torch.Tensor) else list(params)
+
+
+def _defaults(plain: Any, params: Any, options: Dict[str, Any]) -> Dict[str, Any]:
+    """The options as this PyTorch's own optimizer has them, checked by it."""
+    accepted = inspect.signature(plain.__init__).parameters
+    for name in ("foreach", "maximize", "fused"):
+        if name in options and name not in accepted:
+            if options[name]:
+                raise UnsafeConfiguration(f"{plain.__name__} of PyTorch {torch.__version__} has no {name}")
+            del options[name]
+    example = params
+    while not isinstance(example, torch.Tensor):  # groups, and pairs with a name
+        example = list(example["params"] if isinstance(example, dict) else example)
+        if not example:
+            return dict(plain([torch.zeros(1)], **options).defaults)
+        example = example[-1] if isinstance(example[0], str) else example[0]
+    defaults: Dict[str, Any] = plain([torch.zeros(1, device=example.device)], **options).defaults
+    return dict(defaults)
+
+
+def _overflowed(optimizer: Any) -> bool:
+    """Whether a GradScaler found infinities, as a fused optimizer is told: then nothing is updated."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
+
+
+def _unscaled(optimizer: Any, gradients: List[Any]) -> List[Any]:
+    scale = getattr(optimizer, "grad_scale", None)
+    return gradients if scale is None else [g / scale for g in gradients]
+
+
+def _check_not_paused() -> None:
+    status = _memory.status()
+    if status["bytes_paused"] > 0 and status["bytes_active"] == 0:
+        raise WrongState("step called while paused: the rank's memory is off the GPU, resume it first")
+
+
+# ---- checkpoints -----------------------------------------------------------------------------
+
+
+def _extra(folder: Path) -> Dict[str, Any]:
+    """What save() put into a checkpoint's manifest."""
+    path = os.path.join(folder, "manifest.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            extra = json.load(file).get("extra")
+    except (OSError, ValueError, AttributeError) as err:
+        raise InvalidArgument(f"{os.fspath(folder)!r} is no checkpoint of streamed state: {err}") from err
+    if not isinstance(extra, dict):
+        raise InvalidArgument(f"the checkpoint {os.fspath(folder)!r} is not of an optimizer: its manifest has no such entry")
+    return extra
+
+
+def _compare(folder: Path, what: str, theirs: Any, mine: Any) -> None:
+    if theirs == mine:
+        return
+    if isinstance(theirs, list) and isinstance(mine, list) and what in ("parameters", "buckets"):
+        if len(theirs) == len(mine):
+            number = next(i for i, (a, b) in enumerate(zip(theirs, mine)) if a != b)
+            what, theirs, mine = f"{what}[{number}]", theirs[number], mine[number]
+        else:
+            what, theirs, mine = f"number of {what}", len(theirs), len(mine)
+    raise InvalidArgument(f"the checkpoint {os.fspath(folder)!r} has {what} {theirs}, this optimizer {mine}")
+
+
+def _name(kind: Any) -> str:
+    return str(kind).replace("torch.", "")
+
+
+def _width(kind: Any) -> int:
+    """Bytes of an element."""
+    return int(torch.empty((), dtype=kind).element_size())
