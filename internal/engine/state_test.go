@@ -27,6 +27,9 @@ type streamed struct {
 	*rig
 	id   uint64
 	want [][]byte
+
+	stepSlot   mem.Addr // of the sweep
+	stepStream device.Stream
 }
 
 // stateChunk makes blocks of 64 KiB, with which two workers are at work in each direction.
@@ -81,7 +84,9 @@ func (r *rig) stream(dev int) device.Stream {
 	r.t.Helper()
 	var s device.Stream
 	check(r.t, r.withDevice(dev, func() (err error) { s, err = r.drv.StreamCreate(); return err }))
-	r.t.Cleanup(func() { check(r.t, r.withDevice(dev, func() error { return r.drv.StreamDestroy(s) })) })
+	r.t.Cleanup(func() {
+		check(r.t, r.withDevice(dev, func() error { return errors.Join(r.drv.StreamSynchronize(s), r.drv.StreamDestroy(s)) }))
+	})
 	return s
 }
 
