@@ -112,6 +112,7 @@ type Allocation struct {
 
 	// Guarded by Table.mu.
 	state State
+	asked bool   // paused at a request; see Asked
 	holds int    // readers; see Hold
 	kept  string // why a pause leaves it active; see Keep
 }
@@ -159,6 +160,7 @@ type Table struct {
 	objects map[mem.Handle]*Allocation // by virtual handle
 	mapped  []*Mapping                 // of all objects, by address
 	away    int                        // allocations that are paused or being resumed
+	asked   int                        // of these, those that were paused at a request
 	tags    map[string]bool            // every tag that an allocation ever carried
 	nextID  uint64
 }
@@ -219,7 +221,7 @@ func (t *Table) Remove(base mem.Addr) (*Allocation, State, error) {
 		a := t.sorted[i]
 		if (a.state == Active || a.state == Paused) && a.holds == 0 {
 			t.sorted = slices.Delete(t.sorted, i, i+1)
-			t.gone(a)
+			t.count(a, -1)
 			return a, a.state, nil
 		}
 		t.settle(&said)
@@ -232,9 +234,7 @@ func (t *Table) Restore(a *Allocation) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.sorted = slices.Insert(t.sorted, t.search(a.Base), a)
-	if isAway(a) {
-		t.away++
-	}
+	t.count(a, 1)
 }
 
 // Find returns the allocation that contains [addr, addr+size), and its state: a Range, or an
@@ -326,23 +326,53 @@ func (t *Table) AnyPaused() bool {
 	return t.away > 0
 }
 
-// isAway reports whether an allocation is paused, or being resumed. With mu held, as what follows.
-func isAway(a *Allocation) bool { return a.state == Paused || a.state == Resuming }
-
-// turn gives an allocation another state.
-func (t *Table) turn(a *Allocation, to State) {
-	t.gone(a)
-	a.state = to
-	if isAway(a) {
-		t.away++
+// Asked marks those of the set that are paused as paused at a request: whoever let the request pause them waits
+// until they are back, or freed.
+func (t *Table) Asked(set []*Allocation) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, a := range set {
+		if a.state == Paused && t.has(a) {
+			t.count(a, -1)
+			a.asked = true
+			t.count(a, 1)
+		}
 	}
 }
 
-// gone counts an allocation no longer.
-func (t *Table) gone(a *Allocation) {
-	if isAway(a) {
-		t.away--
+// AnyAsked reports whether an allocation that was paused at a request is still paused, or being resumed.
+func (t *Table) AnyAsked() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.asked > 0
+}
+
+// has reports whether an allocation is in the table. With mu held, as what follows.
+func (t *Table) has(a *Allocation) bool {
+	if a.Kind == Object {
+		return t.objects[a.Virtual] == a
 	}
+	i := t.search(a.Base)
+	return i < len(t.sorted) && t.sorted[i] == a
+}
+
+// count counts an allocation in, or out, if it is away.
+func (t *Table) count(a *Allocation, n int) {
+	if a.state != Paused && a.state != Resuming {
+		return
+	}
+	t.away += n
+	if a.asked {
+		t.asked += n
+	}
+}
+
+// turn gives an allocation another state.
+func (t *Table) turn(a *Allocation, to State) {
+	t.count(a, -1)
+	a.state = to
+	a.asked = a.asked && to != Active
+	t.count(a, 1)
 }
 
 // All lists the allocations: Ranges by address, then Objects by age.

@@ -133,7 +133,7 @@ func (t *Table) RemoveObject(a *Allocation) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.objects, a.Virtual)
-	t.gone(a)
+	t.count(a, -1)
 }
 
 // Map enters a mapping of a.

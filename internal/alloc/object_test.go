@@ -1,6 +1,7 @@
 package alloc
 
 import (
+	"errors"
 	"slices"
 	"testing"
 
@@ -105,6 +106,44 @@ func TestMappingsOfARangeAreTakenOutTogether(t *testing.T) {
 		if found := tab.MappingAt(m.Addr) == m; found == gone || len(m.Of.Mappings) != map[bool]int{true: 0, false: 1}[gone] {
 			t.Errorf("mapping %d: found %t, its object has %d", i, found, len(m.Of.Mappings))
 		}
+	}
+}
+
+func TestWhatWasPausedAtARequestIsAskedForUntilItIsBackOrFreed(t *testing.T) {
+	tab := New()
+	o := object(tab, 10, "x")
+	a, freed := add(tab, 1000, 10, "y"), add(tab, 2000, 10, "z")
+	is := func(what string, want bool) {
+		t.Helper()
+		if got := tab.AnyAsked(); got != want {
+			t.Errorf("%s: %t", what, got)
+		}
+	}
+	set, err := tab.BeginPause(nil)
+	tab.Settle(set, Paused)
+	is("paused by the program", false)
+	_, _, err2 := tab.Remove(freed.Base)
+	tab.Asked([]*Allocation{freed})
+	is("freed before it was marked", false)
+	tab.Asked([]*Allocation{o, a})
+	tab.Asked([]*Allocation{a})
+	is("paused at a request", true)
+	back, err3 := tab.BeginResume([]string{"y"})
+	tab.Settle(back, Paused)
+	tab.RemoveObject(o)
+	is("one freed, one not resumed after all", true)
+	gone, _, err4 := tab.Remove(a.Base)
+	is("all freed", false)
+	tab.Restore(gone)
+	is("one not freed after all", true)
+	back, err5 := tab.BeginResume(nil)
+	tab.Settle(back, Active)
+	is("back", false)
+	set, err6 := tab.BeginPause(nil)
+	tab.Settle(set, Paused)
+	is("paused by the program after that", false)
+	if err := errors.Join(err, err2, err3, err4, err5, err6); err != nil {
+		t.Fatal(err)
 	}
 }
 

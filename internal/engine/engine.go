@@ -164,7 +164,7 @@ func Start(c Config) (*Engine, error) {
 	}
 	e := &Engine{drv: drv, config: c, self: self, table: alloc.New(), devices: map[int]*deviceState{}, peers: map[int]map[int]bool{}, said: map[string]bool{}}
 	e.hash = hashing{key: key, refused: map[int]bool{}, streams: map[int]*[2]device.Stream{}}
-	e.gate = newGate(e.table.AnyPaused)
+	e.gate = newGate(e.table.AnyAsked)
 	e.logLines = newLogLines(c)
 	e.log = log.New(e.logLines, "", 0)
 	e.block, e.workers = block, workers
@@ -258,6 +258,8 @@ type Settings struct {
 	Unused        []mem.Range // whose bytes a pause need not keep
 	Classes       []Class     // device memory that passed the hooks unmanaged
 	Ask           uint64      // the request of the control socket that this is; 0: the program's own call
+
+	requested bool // a pause at a safe point, for whose memory the actor waits
 }
 
 // Result is what one pause or resume did. Sizes are bytes.
@@ -274,7 +276,7 @@ type Result struct {
 	Kept          uint64 // left on the device, because others use the memory
 
 	Freed   uint64 // that became free on the devices by a pause, as the driver says; see freed.go
-	Missing uint64 // of DeviceBytes: released by a pause, and not free
+	Missing uint64 // of DeviceBytes: released by a pause, and neither free nor taken by others, as far as that is told
 
 	Workers int    // that moved them; 0: nothing moved
 	Phases  Phases // seconds of the parts of Duration

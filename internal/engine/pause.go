@@ -62,6 +62,9 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	before, seen := e.look(set)
 	p.done(&p.Rest)
 	paused, released, err := e.unmapAll(set)
+	if s.requested {
+		e.table.Asked(paused)
+	}
 	p.done(&p.Unmap)
 	res = t.result()
 	res.Allocations, res.DeviceBytes = uint64(len(paused)), released

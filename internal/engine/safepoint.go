@@ -13,14 +13,13 @@ import (
 // Its mutex comes before the table's and is held for short sections only; waiters use the
 // channels.
 type gate struct {
-	anyPaused func() bool // the table's word
+	parked func() bool // whether a request paused memory that is not back yet: the table's word
 
 	mu      sync.Mutex
 	idle    int           // idle sections that were begun and not ended
 	asked   []*request    // waiting for the actor to be idle
 	running int           // requests that pause now
-	parked  bool          // a request paused memory that no resume brought back yet
-	changed chan struct{} // closed and made anew at every change of running and parked
+	changed chan struct{} // closed and made anew when running changes, and when memory is back
 }
 
 // request is one pause asked for.
@@ -28,8 +27,8 @@ type request struct {
 	admitted chan struct{} // closed when the actor is idle for it
 }
 
-func newGate(anyPaused func() bool) *gate {
-	return &gate{anyPaused: anyPaused, changed: make(chan struct{})}
+func newGate(parked func() bool) *gate {
+	return &gate{parked: parked, changed: make(chan struct{})}
 }
 
 // signal wakes those that wait for a change. Called with mu held.
@@ -56,14 +55,14 @@ func (g *gate) begin() {
 }
 
 // end ends an idle section: it waits until no request runs and nothing that one paused is still
-// away. Requests that come meanwhile are admitted, since the actor still waits.
+// away; what the program paused itself is its own to bring back. Requests that come meanwhile are admitted, since the actor still waits.
 func (g *gate) end() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.idle == 0 {
 		return fmt.Errorf("%w: no idle section was begun", ErrState)
 	}
-	for g.running > 0 || g.parked {
+	for g.running > 0 || g.parked() {
 		changed := g.changed
 		g.mu.Unlock()
 		<-changed
@@ -121,13 +120,11 @@ func (g *gate) wait(r *request, timeout time.Duration, gone <-chan struct{}) boo
 	return true // admitted at the last moment
 }
 
-// done ends a request that was let go ahead; paused says that it took memory away.
-func (g *gate) done(paused bool) {
+// done ends a request that was let go ahead.
+func (g *gate) done() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.running--
-	// Another thread may have resumed it already: then its resumed() came too early to count.
-	g.parked = g.parked || paused && g.anyPaused()
 	g.signal()
 }
 
@@ -135,10 +132,7 @@ func (g *gate) done(paused bool) {
 func (g *gate) resumed() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.parked && !g.anyPaused() {
-		g.parked = false
-		g.signal()
-	}
+	g.signal()
 }
 
 // Idle begins or ends a section in which the actor does not touch its memory. The end waits
@@ -174,9 +168,9 @@ func (e *Engine) RequestPause(tags []string, timeout time.Duration, s Settings) 
 	if err := e.waitForSafePoint(tags, timeout, s); err != nil {
 		return Result{}, err
 	}
-	res, err := e.Pause(tags, s)
-	e.gate.done(res.Allocations > 0)
-	return res, err
+	defer e.gate.done()
+	s.requested = true
+	return e.Pause(tags, s)
 }
 
 // waitForSafePoint returns when the actor is idle for a pause of the tags; after that, gate.done must be called. Whoever

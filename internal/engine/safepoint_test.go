@@ -114,6 +114,32 @@ func TestFreeingPausedMemoryLetsTheActorGoOn(t *testing.T) {
 	}
 }
 
+// What the program paused itself is not what the end of an idle section waits for: nobody else would bring it back.
+func TestTheActorWaitsForWhatARequestPausedAlone(t *testing.T) {
+	r := newRig(t)
+	own, asked := r.make(1<<20, 0, disk("own")), r.make(1<<20, 0, disk("asked"))
+	r.pause("own")
+	if err := r.Idle(true); err != nil {
+		t.Fatal(err)
+	}
+	res, err := r.RequestPause(nil, 0, r.set)
+	if err != nil || res.Allocations != 1 {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- r.Idle(false) }()
+	r.resume("asked")
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	if r.state(own) != alloc.Paused {
+		t.Error("the program's own pause was undone")
+	}
+	r.holds(asked)
+	r.resume()
+	r.holds(own)
+}
+
 // waiting reports whether a request waits for the actor.
 func (g *gate) waiting() bool {
 	g.mu.Lock()
