@@ -78,7 +78,7 @@ typedef struct ebb_result {
 	uint64_t kept_bytes;           /* logical bytes left on the device, because others use the memory */
 	uint64_t check_nanoseconds;    /* of nanoseconds: waiting for fingerprints */
 	uint64_t freed_bytes;          /* of a pause: that became free on the devices, as the driver says */
-	uint64_t missing_bytes;        /* of a pause: of device_bytes, what did not become free */
+	uint64_t missing_bytes;        /* of a pause: of device_bytes, neither free nor taken by others, as NVML tells */
 } ebb_result;
 
 /* Device memory [ptr, ptr + bytes). */

@@ -173,6 +173,9 @@ func (o *operationFlags) tell(ctx context.Context, report node.Report) error {
 		printReport(os.Stdout, report)
 	}
 	for _, out := range report.Outcomes {
+		if out.Note != "" {
+			say(fmt.Sprintf("%s is paused: %s", node.FullName(out.Who), out.Note))
+		}
 		if out.State != node.Done {
 			say(fmt.Sprintf("%s %s: %s", node.FullName(out.Who), inWords(out), out.Err.Message))
 		}
@@ -234,7 +237,9 @@ func printReport(w io.Writer, r node.Report) {
 	var all control.Done
 	slowest := 0.0
 	largest := uint64(0)
+	known := true
 	for _, out := range r.Outcomes {
+		known = known && out.Note == ""
 		if d := out.Done; d != nil {
 			all.Bytes += d.Bytes
 			slowest, largest = max(slowest, d.Seconds), max(largest, d.Bytes)
@@ -268,8 +273,10 @@ func printReport(w io.Writer, r node.Report) {
 	switch {
 	case all.Bytes == 0:
 		text += ": there was nothing to do"
-	case r.Operation == control.CmdPause:
+	case r.Operation == control.CmdPause && known:
 		text += fmt.Sprintf(": %s off the GPU, as the driver says", both(all.Bytes))
+	case r.Operation == control.CmdPause:
+		text += fmt.Sprintf(": %s off the GPU, though it is not known whether all of it is free", both(all.Bytes))
 	default:
 		text += fmt.Sprintf(": %s back on the GPU", both(all.Bytes))
 	}

@@ -283,7 +283,7 @@ func (r statusResult) remarks() []string {
 		for _, last := range []struct {
 			what string
 			o    *node.LastOperation
-		}{{"pause", s.LastPause}, {"resume", s.LastResume}} {
+		}{{control.CmdPause, s.LastPause}, {control.CmdResume, s.LastResume}} {
 			switch {
 			case last.o == nil:
 			case last.o.Error != "":
@@ -291,6 +291,10 @@ func (r statusResult) remarks() []string {
 			case last.o.Missing > 0:
 				lines = append(lines, fmt.Sprintf("%s: its last %s released %s, of which %s did not become free (docs/failures.md)",
 					name, last.what, both(last.o.DeviceBytes), both(last.o.Missing)))
+			case last.what == control.CmdPause:
+				if note := node.Unclear(last.o.DeviceBytes, last.o.Freed, last.o.Missing); note != "" {
+					lines = append(lines, fmt.Sprintf("%s: its last pause: %s", name, note))
+				}
 			}
 		}
 		if s.Quarantined.Threads > 0 {

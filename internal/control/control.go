@@ -100,9 +100,22 @@ type Done struct {
 	SkippedSame uint64  `json:"skipped_same_bytes"`
 	Kept        uint64  `json:"kept_bytes"`
 	Freed       uint64  `json:"freed_bytes"`   // of a pause: that became free on the devices, as the driver says
-	Missing     uint64  `json:"missing_bytes"` // of a pause: released, and not free
+	Missing     uint64  `json:"missing_bytes"` // of a pause: released, and neither free nor taken by others; see Unclear
 	Seconds     float64 `json:"seconds"`
 	Waited      float64 `json:"waited_seconds"` // for the safe point, before Seconds
+}
+
+// Tolerance is by how many bytes what became free may differ from what was released: the driver's own tables
+// grow and shrink too.
+func Tolerance(released uint64) uint64 { return max(4<<20, released/64) }
+
+// Unclear is how much of what a pause released is neither known to be free nor to be missing: the driver shows less
+// free memory than it should, or nothing, and what other processes took meanwhile is not told.
+func Unclear(released, freed, missing uint64) uint64 {
+	if missing > 0 || freed+Tolerance(released) >= released {
+		return 0
+	}
+	return released - freed
 }
 
 // Device is one device that the rank has memory on. Sizes are bytes.

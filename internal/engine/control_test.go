@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,28 +28,30 @@ import (
 // two, its guards, is tested in shim/tests and test/e2e.
 
 // direct are the calls of an engine without libebb.so.
-type direct struct{ r *rig }
+type direct struct{ r atomic.Pointer[rig] }
 
-func (d *direct) Status() ([]byte, *control.Error) { return d.r.Status(nil), nil }
+func (d *direct) Status() ([]byte, *control.Error) { return d.r.Load().Status(nil), nil }
 
 func (d *direct) Pause(tags []string, timeout float64, ask uint64) (control.Done, *control.Error) {
-	set := d.r.set
+	r := d.r.Load()
+	set := r.set
 	set.Ask = ask
 	wait := time.Duration(noLimit)
 	if timeout >= 0 {
 		wait = time.Duration(timeout * float64(time.Second))
 	}
-	return done(d.r.RequestPause(tags, wait, set))
+	return done(r.RequestPause(tags, wait, set))
 }
 
 func (d *direct) Resume(tags []string, timeout float64, ask uint64) (control.Done, *control.Error) {
-	set := d.r.set
+	r := d.r.Load()
+	set := r.set
 	set.Ask, set.ResumeWait = ask, time.Duration(max(0, timeout)*float64(time.Second))
-	return done(d.r.Resume(tags, set))
+	return done(r.Resume(tags, set))
 }
 
 func (d *direct) Read(addr uint64, p []byte) *control.Error {
-	return faultOf(d.r.Read(mem.Addr(addr), p, false))
+	return faultOf(d.r.Load().Read(mem.Addr(addr), p, false))
 }
 
 func done(res Result, err error) (control.Done, *control.Error) {
@@ -76,7 +79,7 @@ func newRemoteRig(t *testing.T, c Config) *rig {
 	c.ChunkBytes, c.RuntimeDir, c.Calls = 4<<20, filepath.Join(dir, "ebb"), calls
 	c.Job, c.Identity = "job", "role=actor cell=1 rank=2"
 	r := newRigWith(t, c)
-	calls.r = r
+	calls.r.Store(r)
 	return r
 }
 

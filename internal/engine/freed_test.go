@@ -83,13 +83,48 @@ func TestMemoryThatAnotherProcessTakesIsNotMissing(t *testing.T) {
 		{look{free: 125 << 20, own: 35 << 20, others: map[int]uint64{7: 10 << 20, 8: 5 << 20}, told: true}, 25, 25, "still holds"}, // registered
 		{look{free: 120 << 20, own: 10 << 20, others: map[int]uint64{7: 20 << 20, 8: 5 << 20}, told: true}, 30, 20, "pid 7 took 10.0 MiB"},
 		{look{free: 120 << 20, own: 10 << 20, others: map[int]uint64{7: 10 << 20, 8: 5 << 20}, told: true}, 20, 30, "the driver keeps it"},
-		{look{free: 120 << 20, others: map[int]uint64{}}, 20, 30, "another process has taken it"}, // NVML does not tell
-		{look{free: 90 << 20, others: map[int]uint64{}}, 0, 50, "another process has taken it"},
+		{look{free: 120 << 20, others: map[int]uint64{}}, 20, 0, "another process has taken it"}, // NVML does not tell
+		{look{free: 90 << 20, others: map[int]uint64{}}, 0, 0, "another process has taken it"},
 	} {
 		res := Result{DeviceBytes: 50 << 20}
 		why := res.compare(before, c.after)
-		if int64(res.Freed) != c.freed<<20 || int64(res.Missing) != c.missed<<20 || !strings.Contains(why, c.because) || (why == "") != (c.missed == 0) {
+		if int64(res.Freed) != c.freed<<20 || int64(res.Missing) != c.missed<<20 || !strings.Contains(why, c.because) || (why == "") != (c.because == "") {
 			t.Errorf("%+v: freed %d, missing %d: %q", c.after, res.Freed>>20, res.Missing>>20, why)
+		}
+	}
+}
+
+// NVML is asked at the same moment as the driver, or counts as telling nothing: what another process takes between
+// the two answers would be missing.
+func TestDriverAndNVMLAreAskedAtTheSameMoment(t *testing.T) {
+	const mib = uint64(1 << 20)
+	for _, c := range []struct {
+		what   string
+		free   []uint64 // as the driver says one time after the other; then it says no more
+		told   bool     // by NVML
+		want   look
+		ok     bool
+		asking int // of NVML
+	}{
+		{"nothing changes", []uint64{50, 50}, true, look{free: 50, told: true}, true, 1},
+		{"another process takes memory meanwhile", []uint64{50, 40, 40}, true, look{free: 40, told: true}, true, 2},
+		{"others never rest", []uint64{50, 40, 30, 20, 10}, true, look{free: 10}, true, looks},
+		{"NVML does not tell", []uint64{50, 40}, false, look{free: 40}, true, 1},
+		{"the driver does not tell", nil, true, look{}, false, 0},
+		{"the driver tells no more", []uint64{50}, true, look{}, false, 1},
+	} {
+		asked, said := 0, c.free
+		free := func() (uint64, bool) {
+			if len(said) == 0 {
+				return 0, false
+			}
+			n := said[0]
+			said = said[1:]
+			return n * mib, true
+		}
+		got, ok := lookAtOnce(free, func() look { asked++; return look{told: c.told} })
+		if ok != c.ok || ok && (got.free != c.want.free*mib || got.told != c.want.told) || asked != c.asking {
+			t.Errorf("%s: %+v, %t, asked %d times", c.what, got, ok, asked)
 		}
 	}
 }

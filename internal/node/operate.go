@@ -21,7 +21,7 @@ type State string
 // The states of an Outcome.
 const (
 	Done      State = "done"
-	Failed    State = "failed"    // the rank refused, or memory that it released is not free
+	Failed    State = "failed"    // the rank refused, or it still holds memory that it released
 	Late      State = "late"      // no safe point, or no answer, by the deadline
 	Gone      State = "gone"      // its process ended meanwhile
 	Withdrawn State = "withdrawn" // the caller's context ended before it began
@@ -34,7 +34,8 @@ type Outcome struct {
 	State   State          `json:"state"`
 	Done    *control.Done  `json:"done,omitempty"`
 	Err     *control.Error `json:"error,omitempty"`
-	Seconds float64        `json:"seconds"` // until it was known
+	Note    string         `json:"note,omitempty"` // of a Done pause: what is not known of its memory
+	Seconds float64        `json:"seconds"`        // until it was known
 }
 
 // Report is how an operation went on all ranks.
@@ -76,7 +77,7 @@ type Operation struct {
 }
 
 // Pause pauses ranks, all at once, and returns when each has done it, refused, or is late. Its memory is then free,
-// as the driver says, on every rank whose State is Done. When the context ends, what has not begun is withdrawn.
+// as the driver says, on every rank whose State is Done and whose Note is empty. When the context ends, what has not begun is withdrawn.
 func Pause(ctx context.Context, ranks []Rank, tags []string, timeout time.Duration, id string) Report {
 	return Operation{Cmd: control.CmdPause, Tags: tags, Timeout: timeout, ID: id}.Run(ctx, ranks)
 }
@@ -313,15 +314,30 @@ func (op Operation) outcome(ctx context.Context, rank Rank, a result, begun bool
 	if err := json.Unmarshal(a.raw, &done); err != nil {
 		return failed(&control.Error{Code: codeInvalid, Message: "its answer is not understood: " + err.Error()})
 	}
-	if op.Cmd == control.CmdPause && done.Missing > 0 {
-		o := failed(&control.Error{Code: codePartial, Message: fmt.Sprintf(
+	o := Outcome{State: Done, Done: &done}
+	if op.Cmd != control.CmdPause {
+		return o
+	}
+	if done.Missing > 0 {
+		o = failed(&control.Error{Code: codePartial, Message: fmt.Sprintf(
 			"it released %s of device memory, of which %s (%d bytes) did not become free: the process still holds it; "+
 				"give up what was registered with others (RDMA, cuFile, NCCL user buffers) before the pause",
 			humanize.IBytes(done.DeviceBytes), humanize.IBytes(done.Missing), done.Missing)})
 		o.Done = &done
-		return o
 	}
-	return Outcome{State: Done, Done: &done}
+	o.Note = Unclear(done.DeviceBytes, done.Freed, done.Missing)
+	return o
+}
+
+// Unclear says of what a pause released what is not known; empty where all is.
+func Unclear(released, freed, missing uint64) string {
+	n := control.Unclear(released, freed, missing)
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("of %s of device memory that it released, %s (%d bytes) did not show as free: another process may have taken it meanwhile, "+
+		"or this one still holds it; the system does not tell which (NVML does not see the processes here)",
+		humanize.IBytes(released), humanize.IBytes(n), n)
 }
 
 // ended is the outcome where no answer came.

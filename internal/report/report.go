@@ -336,7 +336,7 @@ func (r *Report) failure(rank *Rank, p process, o operation) {
 			f.Text += " (after the phase " + p.lastPhase + ")"
 		}
 	case o.pause && o.done.Missing > 0:
-		f.Text = fmt.Sprintf("%s that were released are not free: something else refers to them, or another process took as much meanwhile", size(o.done.Missing))
+		f.Text = fmt.Sprintf("%s that were released are not free: something else refers to them", size(o.done.Missing))
 	default:
 		return
 	}

@@ -6,7 +6,7 @@
 //
 // It can be repeated at any point: what is in its place already is left there, and nothing is moved where
 // nobody needs the memory (docs/swap.md has the table). The one that gives goes first, and nothing is given to the
-// other before the driver shows that the memory is free. Whatever fails, the ranks' bytes are safe: a rank is
+// other before the driver shows that the memory is free, as far as that is told. Whatever fails, the ranks' bytes are safe: a rank is
 // either resident or paused.
 package swap
 
@@ -74,7 +74,7 @@ type Step struct {
 	Total   uint64  `json:"total_bytes,omitempty"` // of a device
 	Need    uint64  `json:"need_bytes,omitempty"`  // of a device: what is waited for
 	Seconds float64 `json:"seconds"`
-	Error   string  `json:"error,omitempty"`
+	Error   string  `json:"error,omitempty"` // where it is OK: what is not known
 
 	Who     *control.Who     `json:"who,omitempty"`     // a rank
 	Holders []control.Holder `json:"holders,omitempty"` // of a device
@@ -333,6 +333,7 @@ func (h *handOver) outcomes(r node.Report, done, otherwise string) error {
 				s.Seconds = o.Done.Seconds // without the wait for the safe point
 			}
 		}
+		s.Error = o.Note
 		if !s.OK {
 			s.State, s.Error = otherwise, string(o.State)
 			if o.State == node.Gone {
