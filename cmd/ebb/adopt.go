@@ -133,30 +133,30 @@ func printAdoption(r adopt.Report, undo bool) {
 	}
 	switch {
 	case undo && !r.Changed:
-		fmt.Printf("nothing to undo: %s in %s\n", what, r.Dir)
+		fmt.Fprintf(stdout, "nothing to undo: %s in %s\n", what, r.Dir)
 	case undo:
-		fmt.Printf("restored: %s in %s\n", what, r.Dir)
+		fmt.Fprintf(stdout, "restored: %s in %s\n", what, r.Dir)
 	case r.State == adopt.Adopted && r.Copied:
-		fmt.Printf("adopted: %s uses %s (a copy)\n", what, r.Library)
+		fmt.Fprintf(stdout, "adopted: %s uses %s (a copy)\n", what, r.Library)
 	case r.State == adopt.Adopted:
-		fmt.Printf("adopted: %s uses %s\n", what, r.Library)
+		fmt.Fprintf(stdout, "adopted: %s uses %s\n", what, r.Library)
 	case r.State == adopt.Replaced:
-		fmt.Printf("not adopted any more: %s in %s was upgraded or reinstalled; run ebb adopt again\n", what, r.Dir)
+		fmt.Fprintf(stdout, "not adopted any more: %s in %s was upgraded or reinstalled; run ebb adopt again\n", what, r.Dir)
 	case r.State == adopt.Partly:
-		fmt.Printf("partly adopted: %s in %s; run ebb adopt again, or --undo\n", what, r.Dir)
+		fmt.Fprintf(stdout, "partly adopted: %s in %s; run ebb adopt again, or --undo\n", what, r.Dir)
 	case r.State == adopt.Broken:
-		fmt.Printf("broken: %s in %s\n", what, r.Dir)
+		fmt.Fprintf(stdout, "broken: %s in %s\n", what, r.Dir)
 	default:
-		fmt.Printf("not adopted: %s in %s\n", what, r.Dir)
+		fmt.Fprintf(stdout, "not adopted: %s in %s\n", what, r.Dir)
 	}
 	for _, f := range r.Files {
 		if f.Link != "" {
-			fmt.Printf("  %-12s %s -> %s\n", f.State, f.Name, f.Link)
+			fmt.Fprintf(stdout, "  %-12s %s -> %s\n", f.State, f.Name, f.Link)
 		} else {
-			fmt.Printf("  %-12s %s\n", f.State, f.Name)
+			fmt.Fprintf(stdout, "  %-12s %s\n", f.State, f.Name)
 		}
 	}
 	for _, note := range r.Notes {
-		fmt.Println("  note: " + note)
+		fmt.Fprintln(stdout, "  note: "+note)
 	}
 }

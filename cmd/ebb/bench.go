@@ -49,7 +49,7 @@ left behind.`,
 		PreRunE: func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if list {
-				printRows(os.Stdout)
+				printRows(stdout)
 				return nil
 			}
 			for _, dir := range dirs {
@@ -74,7 +74,7 @@ left behind.`,
 		fmt.Sprintf("size of the actor in GiB, fractions too (default %v; %v on the software device)", bench.DefaultGiB, bench.DefaultSoftGiB))
 	f.Var(&value{text: fmt.Sprint(o.Rounds), kind: "N", parse: into(&o.Rounds, bench.ParseRounds)}, "rounds",
 		"rounds of each measurement; with fewer than 5 an interval covers less than 90 %")
-	f.Var(&value{kind: "ROW,…", parse: func(s string) (err error) {
+	f.Var(&value{kind: "ROW,...", parse: func(s string) (err error) {
 		if list = s == "list"; !list {
 			o.Rows, err = bench.ParseRows(s)
 		}
@@ -156,7 +156,7 @@ func printBench(report bench.Report, asJSON, asSVG string) error {
 			return err
 		}
 	}
-	report.WriteText(os.Stdout, coloured(os.Stdout))
+	report.WriteText(stdout, coloured(os.Stdout))
 	return nil
 }
 

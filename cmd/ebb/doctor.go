@@ -120,7 +120,7 @@ func doctorVerb(ctx context.Context, o doctor.Options, dirs []string, asJSON boo
 			return err
 		}
 	} else {
-		result.WriteText(os.Stdout, coloured(os.Stdout))
+		result.WriteText(stdout, coloured(os.Stdout))
 	}
 	if !result.OK() {
 		return statusError(statusUnfit)

@@ -43,7 +43,7 @@ Without ebb as supervisor nobody removes the files of a rank that is killed: run
 			if err != nil {
 				return err
 			}
-			return launch.WriteSettings(os.Stdout, format, settings)
+			return launch.WriteSettings(stdout, format, settings)
 		},
 	}
 	launchFlags(cmd.Flags(), &r.Options)

@@ -183,13 +183,13 @@ func (r gcResult) print() {
 	for _, report := range r.Reports {
 		switch report.State {
 		case rankdir.Reclaimed:
-			fmt.Printf("removed  %s: %s, %s%s\n", report.Dir, launch.Count(len(report.Files), "file"), humanize.IBytes(report.Bytes), discarded(report))
+			fmt.Fprintf(stdout, "removed  %s: %s, %s%s\n", report.Dir, launch.Count(len(report.Files), "file"), humanize.IBytes(report.Bytes), discarded(report))
 		case rankdir.Reclaimable:
-			fmt.Printf("dead     %s: %s, %s\n", report.Dir, launch.Count(len(report.Files), "file"), humanize.IBytes(report.Bytes))
+			fmt.Fprintf(stdout, "dead     %s: %s, %s\n", report.Dir, launch.Count(len(report.Files), "file"), humanize.IBytes(report.Bytes))
 		case rankdir.Live:
-			fmt.Printf("live     %s\n", report.Dir)
+			fmt.Fprintf(stdout, "live     %s\n", report.Dir)
 		case rankdir.KeptForeign:
-			fmt.Printf("kept     %s: %s\n", report.Dir, report.Why)
+			fmt.Fprintf(stdout, "kept     %s: %s\n", report.Dir, report.Why)
 		}
 	}
 	if len(r.looked) == 0 {
@@ -199,5 +199,5 @@ func (r gcResult) print() {
 	if r.DryRun {
 		verb = "to remove:"
 	}
-	fmt.Printf("%s %s, %s, in %s\n", verb, launch.Count(r.Files, "file"), humanize.IBytes(r.Bytes), strings.Join(r.looked, ", "))
+	fmt.Fprintf(stdout, "%s %s, %s, in %s\n", verb, launch.Count(r.Files, "file"), humanize.IBytes(r.Bytes), strings.Join(r.looked, ", "))
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,16 +25,23 @@ func main() { os.Exit(run(os.Args[1:])) }
 func ebb(args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
+	root.SetOut(stdout)
 	cmd, err := root.ExecuteC()
 	var ended statusError
+	var own *launch.Error
+	unwritten := stdout.failure()
 	switch {
+	case errors.As(err, &ended):
+		if unwritten != nil {
+			say(oneLine(unwritten))
+		}
+		return int(ended)
+	case errors.As(err, &own):
+	case unwritten != nil:
+		own = unwritten
 	case err == nil:
 		return 0
-	case errors.As(err, &ended):
-		return int(ended)
-	}
-	var own *launch.Error
-	if !errors.As(err, &own) {
+	default:
 		// What cobra and pflag complain about is the command line.
 		own = launch.Usagef("%s; see: %s --help", oneLine(err), cmd.CommandPath())
 	}
@@ -101,11 +109,13 @@ func noArgs(cmd *cobra.Command, args []string) error {
 
 // printJSON writes a value as one indented JSON document.
 func printJSON(v any) error {
-	e := json.NewEncoder(os.Stdout)
+	var document bytes.Buffer
+	e := json.NewEncoder(&document)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
 	if err := e.Encode(v); err != nil {
-		return &launch.Error{Status: launch.StatusInternal, Text: "writing the output: " + oneLine(err), Err: err}
+		return &launch.Error{Status: launch.StatusInternal, Text: "making the JSON document: " + oneLine(err), Err: err}
 	}
+	_, _ = stdout.Write(document.Bytes()) // it remembers what fails
 	return nil
 }

@@ -89,6 +89,7 @@ func parseTimeout(text string) (time.Duration, error) {
 
 // run does it on all ranks that are meant.
 func (o *operationFlags) run(ctx context.Context) error {
+	outliveReaders()
 	ctx, stop := untilFirstSignal(ctx, o.cmd)
 	defer stop()
 	found, err := o.ranks.find(ctx)
@@ -170,7 +171,7 @@ func (o *operationFlags) tell(ctx context.Context, report node.Report) error {
 			return err
 		}
 	} else {
-		printReport(os.Stdout, report)
+		printReport(stdout, report)
 	}
 	for _, out := range report.Outcomes {
 		if out.Note != "" {

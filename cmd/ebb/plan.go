@@ -248,7 +248,7 @@ func (o planOptions) planAhead(ctx context.Context) error {
 	if o.ranks.asJSON {
 		err = printJSON(result)
 	} else {
-		result.print(os.Stdout, o)
+		result.print(stdout, o)
 	}
 	if err == nil && result.Chosen == "" {
 		err = statusError(statusNoFit)

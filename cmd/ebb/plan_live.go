@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/ebb-offload/ebb/internal/node"
@@ -36,7 +35,7 @@ func (o planOptions) planLive(ctx context.Context) error {
 	if o.ranks.asJSON {
 		err = printJSON(result)
 	} else {
-		result.print(os.Stdout, o)
+		result.print(stdout, o)
 	}
 	for _, line := range result.Silent {
 		say(line)

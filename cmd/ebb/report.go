@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strconv"
 
@@ -128,16 +127,14 @@ func (q reportRequest) run(paths []string) error {
 		return &launch.Error{Status: launch.StatusInternal, Text: oneLine(err), Err: err}
 	}
 	if q.output == "-" {
-		if _, err := os.Stdout.Write(page.Bytes()); err != nil {
-			return &launch.Error{Status: launch.StatusInternal, Text: "writing the page: " + oneLine(err), Err: err}
-		}
+		_, _ = stdout.Write(page.Bytes()) // it remembers what fails
 		return nil
 	}
 	if err := writeFile(q.output, page.Bytes()); err != nil {
 		return err
 	}
 	if !q.asJSON {
-		fmt.Println(reportSummary(r, q.output))
+		fmt.Fprintln(stdout, reportSummary(r, q.output))
 	}
 	return nil
 }

@@ -91,6 +91,7 @@ func (s *serveFlags) addEngines(f *pflag.FlagSet) {
 }
 
 func (s *serveFlags) run(ctx context.Context) error {
+	outliveReaders()
 	s.options.Log = launch.NewLog(os.Stderr, s.logFormat)
 	if s.engines.wrong != nil {
 		return s.engines.wrong

@@ -162,6 +162,7 @@ func (s *swapFlags) run(ctx context.Context) error {
 	if err := s.settings(); err != nil {
 		return err
 	}
+	outliveReaders()
 	ctx, stop := untilSignal(ctx)
 	defer stop()
 	found, err := s.find(ctx)
@@ -176,7 +177,7 @@ func (s *swapFlags) run(ctx context.Context) error {
 		defer func() { _ = s.options.Log.Close() }() // lines are written as they come
 	}
 	if !s.ranks.asJSON {
-		s.options.Tell = func(step swap.Step) { fmt.Println(stepLine(step)) }
+		s.options.Tell = func(step swap.Step) { fmt.Fprintln(stdout, stepLine(step)) }
 	}
 	report, failed := swap.Run(ctx, s.options)
 	return s.tell(ctx, report, failed)
@@ -277,7 +278,7 @@ func (s *swapFlags) tell(ctx context.Context, report swap.Report, failed error) 
 	}
 	if failed == nil {
 		if !s.ranks.asJSON {
-			fmt.Println(outcomeLine(report))
+			fmt.Fprintln(stdout, outcomeLine(report))
 		}
 		return nil
 	}

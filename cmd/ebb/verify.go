@@ -127,7 +127,7 @@ func verifyAll(dirs []string) verifyResult {
 
 // print tells a person: a row for each rank, then what is wrong.
 func (r verifyResult) print() {
-	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	table := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
 	rows := 0
 	for _, dir := range r.DiskDirs {
 		for _, rank := range dir.Ranks {
@@ -143,19 +143,19 @@ func (r verifyResult) print() {
 		for _, rank := range dir.Ranks {
 			for _, b := range rank.BadBlocks {
 				if b.Blocks > 1 {
-					fmt.Printf("bad: all %d blocks (%s) of the allocation at %s (tag %q) in %s: %s\n",
+					fmt.Fprintf(stdout, "bad: all %d blocks (%s) of the allocation at %s (tag %q) in %s: %s\n",
 						b.Blocks, humanize.IBytes(b.Bytes), b.Address, b.Tag, b.File, b.Why)
 					continue
 				}
-				fmt.Printf("bad: %d bytes at offset %d of the allocation at %s (tag %q) in %s (offset %d): %s\n",
+				fmt.Fprintf(stdout, "bad: %d bytes at offset %d of the allocation at %s (tag %q) in %s (offset %d): %s\n",
 					b.Bytes, b.Offset, b.Address, b.Tag, b.File, b.At, b.Why)
 			}
 		}
 		switch {
 		case !dir.Known:
-			fmt.Printf("%s: nothing to check with: only ranks under ebb run or ebb exec leave maps of what they parked\n", dir.Dir)
+			fmt.Fprintf(stdout, "%s: nothing to check with: only ranks under ebb run or ebb exec leave maps of what they parked\n", dir.Dir)
 		case len(dir.Ranks) == 0:
-			fmt.Printf("%s: nothing is parked here\n", dir.Dir)
+			fmt.Fprintf(stdout, "%s: nothing is parked here\n", dir.Dir)
 		}
 	}
 }

@@ -30,7 +30,7 @@ func newVersion() *cobra.Command {
 					"message_type": "version", "version": version.Version, "go": runtime.Version(), "platform": platform,
 				})
 			}
-			fmt.Println("ebb " + versionText())
+			fmt.Fprintln(stdout, "ebb "+versionText())
 			return nil
 		},
 	}

@@ -50,7 +50,7 @@ func watchVerb(ctx context.Context, flags *rankFlags) error {
 	screen := newBoard(os.Stdout)
 	switch {
 	case flags.asJSON:
-		w.tell = func(e control.Event) { printEvent(os.Stdout, e) }
+		w.tell = func(e control.Event) { printEvent(stdout, e) }
 	case screen.shown():
 		now := newLive(found.ranks)
 		w.tell, w.seen = now.event, now.statuses
@@ -60,7 +60,7 @@ func watchVerb(ctx context.Context, flags *rankFlags) error {
 			screen.draw(now.lines(textWidth, len(found.ranks), time.Now()))
 		}()
 	default:
-		w.tell = func(e control.Event) { fmt.Println(eventLine(e)) }
+		w.tell = func(e control.Event) { fmt.Fprintln(stdout, eventLine(e)) }
 	}
 	w.run(ctx, found.ranks)
 	return nil

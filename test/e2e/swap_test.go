@@ -700,6 +700,31 @@ func TestAnInterruptedHandOverWithdraws(t *testing.T) {
 	s.wantEngine(t, false)
 }
 
+// Who reads what it prints may go away: half a hand-over would be nobody's.
+func TestAHandOverThatNobodyReadsComesToItsEnd(t *testing.T) {
+	t.Parallel()
+	s := newSeat(t, "vllm")
+	for _, to := range []string{"rollout", "train"} {
+		read, write, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := s.swapCommand(t, to)
+		var stderr bytes.Buffer
+		cmd.Stdout, cmd.Stderr = write, &stderr
+		_ = read.Close()
+		err = cmd.Run()
+		_ = write.Close()
+		if cmd.ProcessState.ExitCode() != 79 || !strings.Contains(stderr.String(), "its output could not be written: write /dev/stdout: broken pipe") {
+			t.Errorf("--to %s: %v: %s", to, err, &stderr)
+		}
+		if s.wantEngine(t, to == "rollout"); to == "rollout" {
+			s.wantPaused(t)
+		}
+	}
+	s.wantResident(t)
+}
+
 // Two engines, one of them behind a command, are woken and put to sleep together.
 func TestSeveralEnginesAreHandedTheMemory(t *testing.T) {
 	t.Parallel()
