@@ -55,6 +55,9 @@ func (e *Engine) startControl() {
 		Hello:  control.Hello{V: control.Version, EBB: version.Version, Who: e.events.who, Started: time.Now()},
 		Handle: e.handle,
 		Note:   c.NoteDescriptor,
+		Broken: func(defect any) {
+			e.log.Printf("this process can no longer be commanded from outside: defect in ebb: %v", defect)
+		},
 	})
 	if err != nil {
 		e.log.Printf("this process cannot be commanded from outside: %v", err)

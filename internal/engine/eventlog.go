@@ -92,14 +92,24 @@ func (l *eventLog) serve() {
 			close(e.written)
 			continue
 		}
-		line, err := control.Encode(e.event)
-		if err == nil {
-			err = appendLine(l.path, line)
-		}
-		if err != nil {
+		if err := l.append(e.event); err != nil {
 			l.say(fmt.Sprintf("the event log %s misses events: %v", l.path, err))
 		}
 	}
+}
+
+// append writes one event. A panic is an error: on this goroutine it would end the program.
+func (l *eventLog) append(ev control.Event) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("defect in ebb: %v", p)
+		}
+	}()
+	line, err := control.Encode(ev)
+	if err != nil {
+		return err
+	}
+	return appendLine(l.path, line)
 }
 
 func appendLine(path string, line []byte) error {

@@ -148,6 +148,7 @@ func (e *Engine) progress(t *transfer) (end func()) {
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
+		defer func() { _ = recover() }() // a defect here is no reason to end the program; the end is told all the same
 		ticker := time.NewTicker(progressEvery)
 		defer ticker.Stop()
 		for {

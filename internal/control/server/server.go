@@ -51,6 +51,8 @@ type Options struct {
 	// Note, if it is not nil, is told of each descriptor, by a slot below Slots, and with fd -1 when it is
 	// closed. A forked child closes them: it must not keep a connection open, or the socket.
 	Note func(slot, fd int, dev, ino uint64)
+	// Broken, if it is not nil, hears of a defect that has ended the server.
+	Broken func(defect any)
 }
 
 // Server is a control socket that is served.
@@ -188,6 +190,12 @@ func (s *Server) wake() {
 func (s *Server) serve() {
 	defer close(s.ended)
 	defer s.end()
+	defer func() {
+		// A defect ends the server, and not the program that it is in.
+		if defect := recover(); defect != nil && s.options.Broken != nil {
+			s.options.Broken(defect)
+		}
+	}()
 	for {
 		set, of, ok := s.watched()
 		if !ok {
@@ -380,7 +388,11 @@ func (s *Server) read(c *conn) {
 		}
 		return
 	}
-	err = c.lines.feed(s.buf[:n], func(line []byte) { s.request(c, line) })
+	ended := false
+	err = c.lines.feed(s.buf[:n], func(line []byte) {
+		ended = true
+		s.request(c, line)
+	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -388,7 +400,7 @@ func (s *Server) read(c *conn) {
 		s.hangUp(c, control.Invalid("%v", err))
 	case len(c.lines.part) == 0:
 		c.until = time.Time{}
-	case c.until.IsZero():
+	case ended || c.until.IsZero(): // a line has begun
 		c.until = time.Now().Add(patience)
 	}
 }
@@ -507,8 +519,15 @@ func named(tags []string) string {
 // carryOut has the handler do what is asked, and answers all who wait for it.
 func (s *Server) carryOut(n *call, gone <-chan struct{}) {
 	if slot := s.slots[n.request.Cmd]; slot != nil {
-		slot <- struct{}{}
-		defer func() { <-slot }()
+		select {
+		case slot <- struct{}{}:
+			defer func() { <-slot }()
+		case <-gone: // else those who ask, give up and come back would pile up behind one that hangs
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.calls.forget(n)
+			return
+		}
 	}
 	answer := s.handle(&Ask{Request: n.request, Gone: gone})
 	var reply []byte

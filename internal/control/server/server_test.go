@@ -618,6 +618,64 @@ func TestAPanicOfTheHandlerIsAnError(t *testing.T) {
 	c.fine()
 }
 
+func TestADefectEndsTheServerAndIsTold(t *testing.T) {
+	told := make(chan any, 1)
+	r := newRig(t, func(o *Options) {
+		o.Broken = func(defect any) { told <- defect }
+		o.Note = func(slot, fd int, _, _ uint64) {
+			if slot == 4 && fd >= 0 {
+				panic("oops")
+			}
+		}
+	})
+	c := r.connect()
+	second := r.dial()
+	if defect := <-told; defect != "oops" {
+		t.Errorf("%v", defect)
+	}
+	c.ended()
+	second.ended()
+	r.Publish(control.Event{}) // goes on
+}
+
+// Who asks, gives up and comes back leaves nothing behind, although what hangs keeps its turn.
+func TestWhoIsGoneBeforeItsTurnIsNotWaitedFor(t *testing.T) {
+	r := newRig(t)
+	busy := r.connect()
+	var turns []*held
+	for range atOnce[control.CmdDevices] {
+		busy.say(devices)
+		turns = append(turns, <-r.asks)
+	}
+	for range 3 {
+		c := r.connect()
+		c.say(devices)
+		c.fine() // it was read
+		_ = c.Close()
+	}
+	for r.underWay() > len(turns) {
+		busy.fine()
+	}
+	for _, h := range turns {
+		h.answer <- Answer{Result: 1}
+		busy.reply()
+	}
+	busy.say(devices)
+	(<-r.asks).answer <- Answer{Result: "mine"}
+	if got := busy.reply(); string(got.Result) != `"mine"` {
+		t.Errorf("%+v", got)
+	}
+}
+
+const devices = `{"v":1,"cmd":"devices"}` + "\n"
+
+// underWay is how many requests are carried out, or wait for their turn.
+func (s *Server) underWay() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.calls.under)
+}
+
 func TestCloseEndsEveryConnection(t *testing.T) {
 	r := newRig(t)
 	c, idle := r.connect(), r.connect()
