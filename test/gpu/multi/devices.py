@@ -136,8 +136,8 @@ class Two:
 
 def main():
     deadline(2 * STEP)
-    ebb, two = Ebb(), Two()
     with check(f"two GPUs, {KIND}: freed and restored, peers before and after") as note:
+        ebb, two = Ebb(), Two()
         memory = [two.allocate(device) for device in (0, 1)]
         content = Content(two.cuda, 32 * MiB)
         sizes = [sum(size for _, size in those) for those in memory]

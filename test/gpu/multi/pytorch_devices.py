@@ -11,7 +11,7 @@ DEVICES = [torch.device("cuda", i) for i in (0, 1)]
 ebb = Ebb()
 
 
-def free():
+def free_of_each():
     return [torch.cuda.mem_get_info(device)[0] for device in DEVICES]
 
 
@@ -37,9 +37,9 @@ def both_freed_and_restored():
         other = tensors[0].to(DEVICES[1])  # by way of peer access where there is any
         for device in DEVICES:
             torch.cuda.synchronize(device)
-        held, before = [torch.cuda.memory_reserved(device) for device in DEVICES], free()
+        held, before = [torch.cuda.memory_reserved(device) for device in DEVICES], free_of_each()
         done = ebb.must_pause()
-        risen = [after - then for after, then in zip(free(), before)]
+        risen = [after - then for after, then in zip(free_of_each(), before)]
         assert done.kept_bytes == 0 and done.bytes >= sum(held), f"parked {done.bytes}, PyTorch holds {held}, {done.kept_bytes} stayed"
         assert all(a >= b - DRIVER_OWN for a, b in zip(risen, held)), f"became free: {risen} of {held}"
         ebb.must_resume()

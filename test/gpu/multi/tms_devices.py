@@ -14,7 +14,7 @@ def on(device, seed, **region):
         return filled(64 * MiB, seed, **region)
 
 
-def free():
+def free_of_each():
     return [torch.cuda.mem_get_info(device)[0] for device in (0, 1)]
 
 
@@ -31,9 +31,9 @@ def each_device_by_itself():
     tensors = [on(device, device, tag=f"gpu{device}", enable_cpu_backup=True) for device in (0, 1)]
     known = hashes(tensors)
     for device in (0, 1):
-        before = free()
+        before = free_of_each()
         saver.pause(f"gpu{device}")
-        risen = [after - then for after, then in zip(free(), before)]
+        risen = [after - then for after, then in zip(free_of_each(), before)]
         assert risen[device] >= 64 * MiB - DRIVER_OWN and abs(risen[1 - device]) <= DRIVER_OWN, f"became free: {risen}"
         saver.resume(f"gpu{device}")
     assert hashes(tensors) == known
@@ -44,9 +44,9 @@ def both_at_once():
     for name, backup in BACKUPS.items():
         tensors = [on(device, 10 + device, tag=name, **backup) for device in (0, 1)]
         known, places = hashes(tensors), [tensor.data_ptr() for tensor in tensors]
-        before = free()
+        before = free_of_each()
         saver.pause(name)
-        risen = [after - then for after, then in zip(free(), before)]
+        risen = [after - then for after, then in zip(free_of_each(), before)]
         assert all(each >= 64 * MiB - DRIVER_OWN for each in risen), f"{name}: became free: {risen}"
         saver.resume(name)
         assert hashes(tensors) == known and [tensor.data_ptr() for tensor in tensors] == places, f"{name}: bytes or places differ"
@@ -56,9 +56,9 @@ def one_region():
     """both GPUs in one region"""
     with saver.region(tag="region", enable_cpu_backup=True):
         tensors = [torch.full((64 * MiB,), 1 + device, dtype=torch.uint8, device=f"cuda:{device}") for device in (0, 1)]
-    before = free()
+    before = free_of_each()
     saver.pause("region")
-    risen = [after - then for after, then in zip(free(), before)]
+    risen = [after - then for after, then in zip(free_of_each(), before)]
     saver.resume("region")
     assert all(bool((tensor == 1 + tensor.device.index).all()) for tensor in tensors), "bytes differ"
     assert risen[0] >= 64 * MiB - DRIVER_OWN, f"became free: {risen}"
