@@ -349,8 +349,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 [[p.steps, p.has_master] for p in bucket.pieces] for bucket in self._buckets
             ]}
             try:
-                json.dumps(extra)
-            except TypeError as err:
+                json.dumps(extra, allow_nan=False)
+            except (TypeError, ValueError) as err:
                 raise InvalidArgument(f"options of groups that are no JSON cannot be saved: {err}; use state_dict()") from err
             self._settle()
             self._state.save(folder, extra)
@@ -386,7 +386,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             "optimizer": type(self).__name__,
             "segments": list(self.segments),
             "moments_dtype": self.moments_dtype,
-            "parameters": [[_name(p.dtype), list(p.shape), list(p.stride())] for p in self._parameters()],
+            "parameters": [[_name(p.dtype), list(p.shape), _order(p)] for p in self._parameters()],
             "bucket_elements": aligned(self.bucket_elements),
             "buckets": [[b.group, [[p.number, p.begin, p.end] for p in b.pieces]] for b in self._buckets],
         }
@@ -895,6 +895,12 @@ def _dense(tensor: Any) -> bool:
             return False
         expected *= size
     return True
+
+
+def _order(parameter: Any) -> List[int]:
+    """In which order _flat numbers elements, as strides."""
+    told = parameter if _dense(parameter) else torch.empty(parameter.shape, device="meta")
+    return [stride if size != 1 else 0 for stride, size in zip(told.stride(), told.shape)]
 
 
 def _flat(parameter: Any, tensor: Any) -> Any:
