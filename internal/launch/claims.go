@@ -17,10 +17,10 @@ import (
 // claims are the rank directories of a run, held from before its ranks start until they have
 // ended and their files are gone.
 type claims struct {
-	bases []string         // disk directories
-	list  []*rankdir.Claim // of every rank in every base
-	disks Disks
-	grace time.Duration
+	places Places
+	list   []*rankdir.Claim // of every rank in every disk directory
+	disks  Disks
+	grace  time.Duration
 	// discard: the blocks of what is removed are given back first, where that can be done.
 	discard bool
 	say     func(string)
@@ -28,8 +28,8 @@ type claims struct {
 
 // claimAll sweeps the disk directories and claims the directories of all ranks, or none. A job
 // name that was only a default gets a new ending when another run has the same ranks.
-func claimAll(disks Disks, bases []string, ranks []Rank, o Options, say func(string)) (*claims, error) {
-	c := &claims{bases: bases, disks: disks, grace: o.Grace, discard: o.Discard, say: say}
+func claimAll(disks Disks, places Places, ranks []Rank, o Options, say func(string)) (*claims, error) {
+	c := &claims{places: places, disks: disks, grace: o.Grace, discard: o.Discard, say: say}
 	c.sweep()
 	err := c.claim(ranks)
 	if errors.Is(err, rankdir.ErrInUse) && o.Job == "" {
@@ -57,8 +57,8 @@ func claimAll(disks Disks, bases []string, ranks []Rank, o Options, say func(str
 func (c *claims) claim(ranks []Rank) error {
 	for i := range ranks {
 		r := &ranks[i]
-		r.Dirs, r.Leases = nil, nil
-		for _, base := range BasesOf(c.bases, *r) {
+		made := map[string]*rankdir.Claim{} // by disk directory
+		for _, base := range c.places.All {
 			claim, err := c.disks.claim(base, r.identity(), rankdir.ClaimOptions{Reclaimed: c.tell, Discard: c.discard})
 			if err != nil {
 				c.reclaim()
@@ -66,8 +66,16 @@ func (c *claims) claim(ranks []Rank) error {
 				return err
 			}
 			c.list = append(c.list, claim)
-			r.Dirs, r.Leases = append(r.Dirs, claim.Dir()), append(r.Leases, claim.LeasePath())
+			made[base] = claim
 		}
+		in := func(bases []string) (dirs, leases []string) {
+			for _, base := range BasesOf(bases, *r) {
+				dirs, leases = append(dirs, made[base].Dir()), append(leases, made[base].LeasePath())
+			}
+			return dirs, leases
+		}
+		r.Dirs, r.Leases = in(c.places.Disk)
+		r.StateDirs, r.StateLeases = in(c.places.State)
 	}
 	return nil
 }
@@ -75,7 +83,7 @@ func (c *claims) claim(ranks []Rank) error {
 // sweep removes what dead runs left in the disk directories. Its problems are no reason not to
 // run.
 func (c *claims) sweep() {
-	for _, base := range c.bases {
+	for _, base := range c.places.All {
 		c.sweepOne(base)
 	}
 }
@@ -108,7 +116,7 @@ func (c *claims) reclaim() {
 	for _, claim := range c.list {
 		c.reclaimOne(claim)
 	}
-	for _, base := range c.bases {
+	for _, base := range c.places.All {
 		if err := c.disks.forget(base, c.ranksIn(base)); err != nil {
 			c.problem(base, err, "")
 		}
@@ -141,7 +149,7 @@ func (c *claims) ranksIn(base string) (ranks []string) {
 func (c *claims) tellWritten() {
 	var total uint64
 	var each []string
-	for _, base := range c.bases {
+	for _, base := range c.places.All {
 		n, err := c.disks.written(base, c.ranksIn(base))
 		if err != nil {
 			c.problem(base, err, "")

@@ -64,6 +64,44 @@ func MakeDirectory(dir string) error {
 	return nil
 }
 
+// Places are the directories on disks that a run uses.
+type Places struct {
+	Disk, State []string // of backups, of streamed state; of those that are the same directory one name
+	All         []string // of both, each once
+}
+
+// places finds the directories of a run.
+func (d Disks) places(o Options, getenv func(string) string, uid int, say func(string)) (p Places, err error) {
+	if o.Disk() {
+		if p.Disk, err = o.DiskBases(getenv, uid); err != nil {
+			return p, err
+		}
+		p.Disk = d.distinct(p.Disk, say)
+	}
+	p.All = p.Disk
+	if !o.Stream() {
+		return p, nil
+	}
+	bases, err := o.StateBases(getenv, uid)
+	if err != nil {
+		return p, err
+	}
+	for _, base := range d.distinct(bases, say) {
+		same := slices.IndexFunc(p.Disk, func(other string) bool {
+			a, errA := os.Stat(base)
+			b, errB := os.Stat(other)
+			return base == other || errA == nil && errB == nil && os.SameFile(a, b)
+		})
+		if same >= 0 {
+			p.State = append(p.State, p.Disk[same])
+			continue
+		}
+		p.State = append(p.State, base)
+		p.All = append(slices.Clip(p.All), base)
+	}
+	return p, nil
+}
+
 // distinct leaves out disk directories that are named twice, and says so; and that several lie on one
 // disk, where more of them make nothing faster.
 func (d Disks) distinct(bases []string, say func(string)) []string {

@@ -74,24 +74,21 @@ func EnvSettings(req EnvRequest) ([]Setting, error) {
 	if err := libs.Check(req.Options); err != nil {
 		return nil, err
 	}
-	if req.Disk() {
-		bases, err := req.DiskBases(getenv, os.Getuid())
+	disks := NewDisks(getenv)
+	places, err := disks.places(req.Options, getenv, os.Getuid(), req.Say)
+	if err != nil {
+		return nil, err
+	}
+	for _, base := range places.All {
+		warning, err := disks.Check(base, req.AllowRAM)
 		if err != nil {
-			return nil, err
+			warning = err.Error()
 		}
-		disks := NewDisks(getenv)
-		bases = disks.distinct(bases, req.Say)
-		for _, base := range BasesOf(bases, r) {
-			warning, err := disks.Check(base, req.AllowRAM)
-			if err != nil {
-				warning = err.Error()
-			}
-			if warning != "" {
-				req.Say(warning)
-			}
-			r.Dirs = append(r.Dirs, r.identity().Path(base))
+		if warning != "" {
+			req.Say(warning)
 		}
 	}
+	r.Dirs, r.StateDirs = r.paths(places.Disk), r.paths(places.State)
 	if err := CheckEventLog(req.EventLog); err != nil {
 		req.Say(err.Error())
 	}
@@ -103,6 +100,14 @@ func EnvSettings(req EnvRequest) ([]Setting, error) {
 		req.Say(line)
 	}
 	return settings, nil
+}
+
+// paths are the rank's directories in several disk directories, in its order.
+func (r Rank) paths(bases []string) (dirs []string) {
+	for _, base := range BasesOf(bases, r) {
+		dirs = append(dirs, r.identity().Path(base))
+	}
+	return dirs
 }
 
 // WriteSettings writes settings in a format. Where the format cannot remove a variable it is

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 )
@@ -29,6 +30,8 @@ type Rank struct {
 
 	Dirs   []string // rank directories, in the rank's order; none with the cpu target
 	Leases []string // their lease files; none when nobody supervises the rank
+
+	StateDirs, StateLeases []string // the same of streamed state
 }
 
 // Variables by which torchrun tells its ranks about their agent. In a world of ebb's own, left
@@ -43,7 +46,8 @@ var outerMemory = []string{
 	"TMS_INIT_ENABLE", "TMS_INIT_ENABLE_CPU_BACKUP", "TMS_INIT_ENABLE_DISK_BACKUP",
 	"TMS_DISK_BACKUP_DIR", "TMS_DISK_BACKUP_CHUNK_MB", "EBB_TRAIN_MEMORY_MARGIN_BYTES", "EBB_LEASE",
 	"EBB_DISK_DIRS", "EBB_DISK_LEASES", "EBB_HOST_MB", "EBB_HOST_ARENA", "EBB_DISCARD", "EBB_DISK_QUOTA_BYTES",
-	"EBB_EVENT_LOG",
+	"EBB_EVENT_LOG", "EBB_STATE_DIRS", "EBB_STATE_LEASES",
+	"EBB_OPTIMIZER_STATE_NVME_DIR", "EBB_STREAM_OPTIMIZER_STATE_TO_DISK", "EBB_STREAM_OPTIMIZER_STATE_MOMENT_DTYPE",
 }
 
 // Settings composes what is set for a rank on top of the environment that getenv reads. It
@@ -68,10 +72,10 @@ func Settings(o Options, libs Libraries, r Rank, getenv func(string) string) ([]
 	if o.Device == DeviceSoft {
 		s.text("LD_LIBRARY_PATH", prepend(libs.Soft, getenv("LD_LIBRARY_PATH")))
 	}
-	if !o.Offload {
-		if Nested(getenv) {
-			s.unset(getenv, outerMemory...)
-		}
+	if !o.Offload && Nested(getenv) {
+		s.unset(getenv, outerMemory...)
+	}
+	if !o.Offload && !o.Stream() {
 		return s, nil
 	}
 
@@ -80,6 +84,12 @@ func Settings(o Options, libs Libraries, r Rank, getenv func(string) string) ([]
 		return nil, err
 	}
 	s.text("LD_PRELOAD", preload)
+	s.stream(o, r, getenv)
+	if !o.Offload {
+		s.limits(o, getenv)
+		s.log(o, r, getenv)
+		return s, nil
+	}
 	s.text("TMS_INIT_ENABLE", "1")
 	s.text("TMS_INIT_ENABLE_CPU_BACKUP", zeroOne(!o.Disk()))
 	s.text("TMS_INIT_ENABLE_DISK_BACKUP", zeroOne(o.Disk()))
@@ -91,19 +101,41 @@ func Settings(o Options, libs Libraries, r Rank, getenv func(string) string) ([]
 	s.setOrUnset(getenv, "EBB_DISK_DIRS", several(r.Dirs))
 	s.setOrUnset(getenv, "EBB_DISK_LEASES", several(r.Leases))
 	s.setOrUnset(getenv, "EBB_HOST_MB", o.hostMB())
-	s.setOrUnset(getenv, "EBB_DISCARD", o.discard())
-	s.setOrUnset(getenv, "EBB_DISK_QUOTA_BYTES", o.quota())
+	s.limits(o, getenv)
 	if o.Disk() {
 		s.text("TMS_DISK_BACKUP_CHUNK_MB", strconv.Itoa(o.ChunkMB))
 	} else if Nested(getenv) {
 		s.unset(getenv, "TMS_DISK_BACKUP_CHUNK_MB")
 	}
+	s.log(o, r, getenv)
+	s.text("EBB_TRAIN_MEMORY_MARGIN_BYTES", strconv.FormatInt(o.Margin(), 10))
+	return s, nil
+}
+
+// limits and log are what parking and streamed state share.
+func (s *settings) limits(o Options, getenv func(string) string) {
+	s.setOrUnset(getenv, "EBB_DISCARD", o.discard())
+	s.setOrUnset(getenv, "EBB_DISK_QUOTA_BYTES", o.quota())
+}
+
+func (s *settings) log(o Options, r Rank, getenv func(string) string) {
 	s.setOrUnset(getenv, "EBB_EVENT_LOG", r.eventLogPath(o.EventLog))
 	if o.LogFormat != LogText || getenv("EBB_LOG_FORMAT") != "" {
 		s.text("EBB_LOG_FORMAT", o.LogFormat)
 	}
-	s.text("EBB_TRAIN_MEMORY_MARGIN_BYTES", strconv.FormatInt(o.Margin(), 10))
-	return s, nil
+}
+
+// stream is what tells a rank of streamed optimizer state: the library where, the Python package that and how.
+func (s *settings) stream(o Options, r Rank, getenv func(string) string) {
+	var to, dtype string
+	if o.Stream() {
+		to, dtype = "1", cmp.Or(o.MomentDtype, MomentFP32)
+	}
+	s.setOrUnset(getenv, "EBB_STATE_DIRS", strings.Join(r.StateDirs, ":"))
+	s.setOrUnset(getenv, "EBB_STATE_LEASES", strings.Join(r.StateLeases, ":"))
+	s.setOrUnset(getenv, "EBB_STREAM_OPTIMIZER_STATE_TO_DISK", to)
+	s.setOrUnset(getenv, "EBB_STREAM_OPTIMIZER_STATE_MOMENT_DTYPE", dtype)
+	s.setOrUnset(getenv, "EBB_OPTIMIZER_STATE_NVME_DIR", strings.Join(o.StateDirs, ","))
 }
 
 // hostMB is the value of EBB_HOST_MB; empty: disk backups use no host memory.
@@ -120,7 +152,7 @@ func (o Options) hostMB() string {
 
 // discard is the value of EBB_DISCARD; empty: the blocks of removed files are left to the file system.
 func (o Options) discard() string {
-	if o.Disk() && o.Discard {
+	if (o.Disk() || o.Stream()) && o.Discard {
 		return "1"
 	}
 	return ""
@@ -128,7 +160,7 @@ func (o Options) discard() string {
 
 // quota is the value of EBB_DISK_QUOTA_BYTES; empty: no limit.
 func (o Options) quota() string {
-	if o.Disk() && o.Quota > 0 {
+	if (o.Disk() || o.Stream()) && o.Quota > 0 {
 		return strconv.FormatUint(o.Quota, 10)
 	}
 	return ""

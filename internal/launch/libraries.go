@@ -44,7 +44,7 @@ func FindLibraries(executable string, getenv func(string) string) (Libraries, er
 // dynamic loader's variables, where blanks and colons separate entries.
 func (l Libraries) Check(o Options) error {
 	var need []string
-	if o.Offload {
+	if o.Offload || o.Stream() {
 		need = append(need, l.Preload, l.Engine)
 	}
 	if o.Device == DeviceSoft {

@@ -21,6 +21,21 @@ const (
 	TargetAuto = "auto" // host memory up to a budget, the rest on disk
 )
 
+// Types in which the moments of streamed optimizer state are kept.
+const (
+	MomentFP32 = "fp32"
+	MomentBF16 = "bf16"
+	MomentFP16 = "fp16"
+)
+
+// ParseMoment parses --stream-optimizer-state-moment-dtype.
+func ParseMoment(s string) (string, error) {
+	if strings.HasPrefix(s, "fp8") {
+		return "", fmt.Errorf("must be one of fp32, bf16, fp16: the second moment spans more powers of two than 8 bits hold without a scale of its own for each block")
+	}
+	return ParseChoice(s, MomentFP32, MomentBF16, MomentFP16)
+}
+
 // Devices. Auto is a CUDA driver too: it only leaves out the check when nothing of ebb runs on
 // the device.
 const (
@@ -55,6 +70,10 @@ type Options struct {
 	Discard     bool   // give the blocks of backup files back before their names go
 	Quota       uint64 // bytes that the files of all ranks take in each disk directory; 0: no limit
 
+	StateDirs   []string // --optimizer-state-nvme-dir
+	StreamState bool     // --stream-optimizer-state-to-disk
+	MomentDtype string   // of streamed optimizer state; empty: fp32
+
 	Role  string
 	Cell  int
 	Job   string // empty: see DefaultJob
@@ -74,6 +93,33 @@ func NewOptions() Options {
 
 // Disk reports whether ranks use the disk directory.
 func (o Options) Disk() bool { return o.Offload && o.Target != TargetCPU }
+
+// Stream reports whether ranks keep optimizer state on disk, through which each step passes.
+func (o Options) Stream() bool { return o.StreamState || len(o.StateDirs) > 0 }
+
+// StateBases are the directories of streamed state: those that were named for it, else the disk directories.
+func (o Options) StateBases(getenv func(string) string, uid int) ([]string, error) {
+	dirs := o.StateDirs
+	if len(dirs) == 0 {
+		named, err := o.DiskBases(getenv, uid)
+		if err != nil {
+			return nil, err
+		}
+		dirs = named
+	}
+	var bases []string
+	for _, dir := range dirs {
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return nil, Usagef("--optimizer-state-nvme-dir %s: %w; name an absolute path", dir, err)
+		}
+		if strings.Contains(abs, ":") {
+			return nil, Usagef("the directory of streamed optimizer state, %s, has a colon in its path: name another one with --optimizer-state-nvme-dir", abs)
+		}
+		bases = append(bases, abs)
+	}
+	return bases, nil
+}
 
 // Margin is the device memory, in bytes, that allocations of a rank leave free.
 func (o Options) Margin() int64 {
@@ -95,9 +141,11 @@ func (o Options) Validate(localRanks int, memory uint64) error {
 		return Usagef("--offload-train-target %s has no effect without --offload-train: add --offload-train, or leave the target out", o.Target)
 	case o.HostMB > 0 && !o.Offload:
 		return Usagef("--offload-train-host-mb has no effect without --offload-train: add --offload-train --offload-train-target auto, or leave it out")
-	case o.Quota > 0 && !o.Disk():
+	case o.Quota > 0 && !o.Disk() && !o.Stream():
 		return Usagef("--offload-train-disk-quota-gb has no effect without a disk: add --offload-train --offload-train-target disk or auto, or leave it out")
-	case o.EventLog != "" && !o.Offload:
+	case o.MomentDtype != "" && !o.Stream():
+		return Usagef("--stream-optimizer-state-moment-dtype has no effect where no optimizer state is streamed: add --optimizer-state-nvme-dir DIR or --stream-optimizer-state-to-disk, or leave it out")
+	case o.EventLog != "" && !o.Offload && !o.Stream():
 		return Usagef("--event-log has no effect without --offload-train, since ebb's library writes it: add --offload-train, or leave it out")
 	case o.HostMB > 0 && o.Target == TargetCPU:
 		return Usagef("--offload-train-host-mb %d: the cpu target keeps all of it in host memory; add --offload-train-target auto for the disk to take the rest, or leave it out", o.HostMB)
@@ -146,6 +194,9 @@ func (o Options) DiskBases(getenv func(string) string, uid int) ([]string, error
 // BasesOf are the disk directories in the order of a rank. All ranks use all of them; each begins
 // with another, so that a small pause of one rank and the first files of all spread over the disks.
 func BasesOf(bases []string, r Rank) []string {
+	if len(bases) == 0 {
+		return nil
+	}
 	n := r.LocalRank
 	if n < 0 {
 		n = max(r.Rank, 0)

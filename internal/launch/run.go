@@ -63,14 +63,11 @@ func Run(req Request) (out Outcome, err error) {
 		return out, err
 	}
 	disks := NewDisks(getenv)
-	var bases []string
-	if req.Disk() {
-		if bases, err = req.DiskBases(getenv, os.Getuid()); err != nil {
-			return out, err
-		}
-		bases = disks.distinct(bases, req.Say)
+	places, err := disks.places(req.Options, getenv, os.Getuid(), req.Say)
+	if err != nil {
+		return out, err
 	}
-	for _, base := range bases {
+	for _, base := range places.All {
 		warning, err := disks.Check(base, req.AllowRAM)
 		if err != nil {
 			return out, err
@@ -98,19 +95,20 @@ func Run(req Request) (out Outcome, err error) {
 		return out, err
 	}
 	defer sweepSockets(getenv, req.note)
-	if req.Disk() {
-		for _, base := range bases {
+	if len(places.All) > 0 {
+		for _, base := range places.All {
 			if err := disks.Make(base); err != nil {
 				return out, err
 			}
 		}
-		claims, err := claimAll(disks, bases, ranks, req.Options, req.note)
+		claims, err := claimAll(disks, places, ranks, req.Options, req.note)
 		if err != nil {
 			return out, err
 		}
 		defer claims.sweep() // what runs inside this one left
 		defer claims.reclaim()
-	} else if req.Offload {
+	}
+	if req.Offload && !req.Disk() {
 		dir := BareDir(getenv)
 		disks.sweepBare(dir, req.Discard, req.note)
 		defer disks.sweepBare(dir, req.Discard, req.note) // regions with disk backup of ranks that were killed
@@ -145,7 +143,7 @@ func Run(req Request) (out Outcome, err error) {
 func (req Request) checkFaults(getenv func(string) string) error {
 	const variable = "EBB_FAULT_FILES"
 	faults := getenv(variable)
-	if faults == "" || !req.Offload {
+	if faults == "" || !req.Offload && !req.Stream() {
 		return nil
 	}
 	if err := filesys.Check(faults); err != nil {
