@@ -465,17 +465,20 @@ func TestFilesThatAreGoneShortOrChangedAreTold(t *testing.T) {
 			s := r.newState("adam", 300<<10)
 			slot, stream := r.slot(1<<20, 0), r.stream(0)
 			s.mustUpdate(slot, stream, 0)
-			files := r.files()
+			files, saved := r.files(), filepath.Join(t.TempDir(), "saved")
 			if len(files) != 1 {
 				t.Fatal(files)
 			}
+			check(t, r.SaveState(s.id, saved, nil))
 			check(t, spoil(files[0]))
 			_, err := s.read(slot, 0)
 			if Code(err) != CodeCorrupt || !strings.Contains(err.Error(), files[0]) || !strings.Contains(err.Error(), `state "adam"`) {
 				t.Errorf("%v (code %d)", err, Code(err))
 			}
+			check(t, r.LoadState(s.id, saved))
+			s.intact(slot)
 			if what == "replaced" {
-				check(t, os.Remove(files[0])) // it is not ebb's
+				check(t, os.Remove(files[0])) // it is not ebb's, and stays
 			}
 		})
 	}
