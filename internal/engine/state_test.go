@@ -449,7 +449,7 @@ func TestFilesThatAreGoneShortOrChangedAreTold(t *testing.T) {
 		"gone":  os.Remove,
 		"short": func(path string) error { return os.Truncate(path, 4096) },
 		"replaced": func(path string) error {
-			return errors.Join(os.Remove(path), os.WriteFile(path, make([]byte, 512<<10), 0o600))
+			return errors.Join(os.WriteFile(path+".new", make([]byte, 512<<10), 0o600), os.Rename(path+".new", path))
 		},
 		"changed": func(path string) error {
 			f, err := os.OpenFile(path, os.O_RDWR, 0)

@@ -156,7 +156,9 @@ func (Kernel) Exchange(dirfd int, a, b string) error {
 }
 
 // Rmdirat is unlinkat(2) of a directory.
-func (Kernel) Rmdirat(dirfd int, name string) error { return unix.Unlinkat(dirfd, name, unix.AT_REMOVEDIR) }
+func (Kernel) Rmdirat(dirfd int, name string) error {
+	return unix.Unlinkat(dirfd, name, unix.AT_REMOVEDIR)
+}
 
 // Clone is ioctl(2) with FICLONERANGE.
 func (Kernel) Clone(to int, at int64, from int, off, n int64) error {
