@@ -291,6 +291,9 @@ func TestNotesAreKeptInADirectoryOfOnesOwn(t *testing.T) {
 	if err := os.Chmod(open0, 0o777); err != nil {
 		t.Fatal(err)
 	}
+	if state, err := open(t, s.URL, KindSGLang, Settings{Notes: open0}).State(t.Context()); !errors.Is(err, ErrDoubt) {
+		t.Errorf("a note that others may have put there was read: %v, %v", state, err)
+	}
 	err := open(t, s.URL, KindSGLang, Settings{Notes: open0}).Sleep(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "EBB_RUNTIME_DIR") || s.posts() != "" {
 		t.Errorf("%v, after %q", err, s.posts())

@@ -43,7 +43,13 @@ const mostNote = 64 << 10
 // read is the note about this instance of the engine. One about an earlier start is void.
 func (n notes) read(instance string) (note, error) {
 	fresh := note{V: 1, Engine: n.engine, Instance: instance}
-	fd, err := unix.Open(n.path(), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	switch err := n.private(); {
+	case errors.Is(err, fs.ErrNotExist):
+		return fresh, nil
+	case err != nil:
+		return fresh, err
+	}
+	fd, err := unix.Open(n.path(), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err == unix.ENOENT {
 		return fresh, nil
 	}
@@ -118,6 +124,11 @@ func (n notes) ready() error {
 	if err := os.Mkdir(n.dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
+	return n.private()
+}
+
+// private checks that nobody else can put a note there.
+func (n notes) private() error {
 	var st unix.Stat_t
 	if err := unix.Lstat(n.dir, &st); err != nil {
 		return fmt.Errorf("look at %s: %w", n.dir, err)
