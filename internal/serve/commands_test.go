@@ -109,6 +109,30 @@ func TestBadBodiesAreRefused(t *testing.T) {
 	}
 }
 
+func TestWhatIsWrongWithABodyIsSaidInWords(t *testing.T) {
+	s := serving(t, newFake(1), nil)
+	for body, want := range map[string]string{
+		`{"tag":["x"]}`:                         `the body is no such request: unknown field "tag"`,
+		`{"tags":"x"}`:                          `tags: got a JSON string, want a list`,
+		`{"ranks":[0]}`:                         `ranks: got a JSON number, want a string`,
+		`{"pids":[1.5]}`:                        `pids: got a JSON number 1.5, want a whole number`,
+		`{"timeout_s":"5"}`:                     `timeout_s: got a JSON string, want a number`,
+		`{"` + strings.Repeat("ü", 70) + `":1}`: `the body is no such request: unknown field "` + strings.Repeat("ü", 49) + `…`,
+	} {
+		if got := refused(t, s.post("/v1/pause", body), http.StatusBadRequest, codeInvalid).Error.Message; got != want {
+			t.Errorf("%s: %s\nwant %s", body, got, want)
+		}
+	}
+}
+
+func TestNothingOfTheClientsSteersATerminal(t *testing.T) {
+	s := serving(t, newFake(1), nil)
+	want := "nothing is at /\ufffd[31m\ufffdred ü"
+	if got := refused(t, s.get("/%1b[31m%e2%80%aered%20%c3%bc"), http.StatusNotFound, codeNoRoute).Error.Message; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestHalfWayAndFailed(t *testing.T) {
 	f := newFake(3)
 	f.do = func(_ context.Context, _ string, rank node.Rank, _ string) node.Outcome {

@@ -9,6 +9,7 @@ import (
 	"math"
 	"net/http"
 	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,13 +55,31 @@ func decode(body io.Reader, into any) *refusal {
 	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
+	var kind *json.UnmarshalTypeError
+	switch err := d.Decode(into); {
+	case errors.As(err, &kind):
+		return invalid("%s: got a JSON %s, want %s", short(kind.Field), short(kind.Value), inJSON(kind.Type))
+	case err != nil:
 		return invalid("the body is no such request: %s", short(strings.TrimPrefix(oneLine(err), "json: ")))
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return invalid("something follows the JSON object")
 	}
 	return nil
+}
+
+// inJSON is what JSON calls the values of a type.
+func inJSON(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Slice:
+		return "a list"
+	case reflect.String:
+		return "a string"
+	case reflect.Int:
+		return "a whole number"
+	default:
+		return "a number"
+	}
 }
 
 // check refuses lists and names that nobody can mean, and puts the lists in order: the order and

@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -178,6 +180,27 @@ func TestReadersAreBounded(t *testing.T) {
 		t.Errorf("after the end: %v", refused)
 	}
 	h.leave(last) // again
+}
+
+// Clients that are too many and never close would keep others from their turn.
+func TestWhoIsRefusedForBeingTooManyIsHungUpOn(t *testing.T) {
+	s := serving(t, newFake(1), nil)
+	for range maxReaders {
+		s.stream(t)
+	}
+	refused(t, s.get("/v1/events"), http.StatusServiceUnavailable, codeBusy)
+	c, err := net.Dial("tcp", s.listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, "GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := io.ReadAll(c); err != nil || !strings.HasPrefix(string(text), "HTTP/1.1 503 ") { // to its end: the server closes
+		t.Errorf("%v: %s", err, text)
+	}
+	s.get("/healthz")
 }
 
 func TestALongEventGoesWithoutItsOutcome(t *testing.T) {

@@ -5,8 +5,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"strconv"
 	"strings"
+	"unicode"
 )
 
 // The guards of one request, in their order: who is asked, who asks from where, with which right. A
@@ -79,12 +79,17 @@ func headers(h http.Header) {
 	}
 }
 
-// short is a text of the client's, as it may stand in a message.
+// short is a text of the client's, as it may stand in a message: a part of it, without what steers terminals.
 func short(text string) string {
 	const most = 64
-	if len(text) > most {
-		text = text[:most] + "…"
+	plain := []rune(strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, text))
+	if len(plain) > most {
+		return string(plain[:most]) + "…"
 	}
-	quoted := strconv.QuoteToASCII(text)
-	return quoted[1 : len(quoted)-1]
+	return string(plain)
 }

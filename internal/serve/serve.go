@@ -409,6 +409,7 @@ func writeRefusal(w http.ResponseWriter, r *refusal) {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="ebb"`)
 	case http.StatusServiceUnavailable:
 		w.Header().Set("Retry-After", "1")
+		w.Header().Set("Connection", "close") // those who wait for a connection need this one more
 	}
 	writeJSON(w, r.status, map[string]*refusal{"error": r})
 }
