@@ -2,14 +2,16 @@
 """Checks the Python of this repository.
 
 Every Python file must compile. The unit tests of the package (python/tests) must pass with this
-interpreter, and with the oldest one on this machine that the package supports. The package must
-install, as a folder and as the wheel that `make wheel` builds. Each step ends with one line.
+interpreter, and with the oldest one on this machine that the package supports; those of streamed
+optimizers with one that has PyTorch: this one, or Debian's with its package python3-torch, which is
+fetched where that is allowed. The package must install, as a folder and as the wheel that `make wheel` builds. Each step ends with one line.
 """
 
 import glob
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -59,16 +61,45 @@ def interpreters():
     return [sys.executable] + [found[v] for v in sorted(found)[:1] if v < sys.version_info[:2]]
 
 
-def unit_tests(python):
-    print(f"python tests: Python {'.'.join(map(str, version(python)))}", flush=True)
-    done = subprocess.run([python, str(ROOT / "python/tests/run.py")], stderr=subprocess.PIPE, text=True)
+def has_torch(python):
+    return subprocess.run([python, "-c", "import torch"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def with_torch():
+    """An interpreter that has PyTorch; None when there is none."""
+    if has_torch(sys.executable):
+        return sys.executable
+    debian = "/usr/bin/python3"
+    if not os.path.exists(debian):
+        return None
+    if not has_torch(debian) and os.geteuid() == 0 and shutil.which("apt-get") and os.environ.get("EBB_CI"):
+        print("python tests: installing python3-torch", flush=True)
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in (["update"], ["install", "-y", "--no-install-recommends", "python3-torch"]):
+            subprocess.run(["apt-get", "-qq", *command], env=environment, stdout=subprocess.DEVNULL)
+    return debian if has_torch(debian) else None
+
+
+def unit_tests(python, *names):
+    print(f"python tests: Python {'.'.join(map(str, version(python)))}{''.join(', ' + name for name in names)}", flush=True)
+    done = subprocess.run([python, str(ROOT / "python/tests/run.py"), *names], stderr=subprocess.PIPE, text=True)
     ran = re.search(r"^Ran (\d+) tests", done.stderr, re.M)
     if done.returncode != 0 or ran is None or int(ran.group(1)) == 0:
         print(done.stderr, end="")
         print("python tests: failed")
         return False
-    print(f"python tests: {ran.group(1)} passed")
+    skipped = re.search(r"skipped=(\d+)", done.stderr)
+    count = int(skipped.group(1)) if skipped else 0
+    print(f"python tests: {int(ran.group(1)) - count} passed{f', {count} skipped' if count else ''}")
     return True
+
+
+def optimizer_tests():
+    python = with_torch()
+    if python is None:
+        print("python tests: skipped: those of streamed optimizers need PyTorch (apt-get install python3-torch)")
+        return True
+    return unit_tests(python, "test_optim")
 
 
 def installs():
@@ -83,6 +114,7 @@ def main():
     good = compiles()
     for python in interpreters():
         good = unit_tests(python) and good
+    good = optimizer_tests() and good
     good = installs() and good
     return 0 if good else 1
 

@@ -18,6 +18,7 @@ import inspect
 import itertools
 import json
 import os
+import sys
 import tempfile
 import threading
 import weakref
@@ -90,6 +91,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             raise InvalidArgument("bucket_elements and buckets_in_flight are numbers from 1 on")
         self.bucket_elements, self.buckets_in_flight = bucket_elements, buckets_in_flight
         self._made = False
+        self._process = os.getpid()
         super().__init__(params, defaults)
         for group in self.param_groups:
             self.check_group(group)
@@ -105,6 +107,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         # Guards all below against a pause's release_for_pause, which another thread may call.
         self._lock = threading.RLock()
         self._slots: Optional[_Slots] = None
+        self._traffic = _Traffic()
         self._behind: Optional[_Step] = None  # a step that failed, and is to go on
         self._torn = ""  # why the state is not to be used
         self._made = True
@@ -169,6 +172,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 if _overflowed(self):
                     return loss
                 step = _Step(self, loss)
+                self._traffic.clear()
             else:
                 step = self._behind
                 step.check_unchanged()
@@ -186,7 +190,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 slots.drain()
                 raise
             self._behind = None
-            self.last = step.moved()
+            self.last = self._traffic.told(step.buckets)
             return step.loss
 
     def prefetch(self) -> None:
@@ -222,6 +226,11 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             self._drop()
             self.release()
             self._state.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_made", False) and self._process == os.getpid() and not sys.is_finalizing():
+            with contextlib.suppress(Error):
+                self.close()
 
     def _carry_on(self, step: "_Step", slots: "_Slots") -> None:
         """Brings all buckets that are behind to the step. Reads go ahead of updates, writes trail behind."""
@@ -466,7 +475,9 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
 
     def _slots_now(self) -> "_Slots":
         if self._slots is None:
-            self._slots = _Slots(self._state, self._device, self._buckets, self._types, self.segments, self.buckets_in_flight)
+            self._slots = _Slots(
+                self._state, self._device, self._buckets, self._types, self.segments, self.buckets_in_flight, self._traffic
+            )
         return self._slots
 
     def _settle(self) -> None:
@@ -661,8 +672,6 @@ class _Step:
         self._versions = {n: g._version for n, g in self.gradients.items()}
         self._left = [b for b in optimizer._buckets if any(p.number in self.gradients for p in b.pieces)]
         self.buckets = len(self._left)
-        self._slots = optimizer._slots_now()
-        self._slots.traffic.clear()
 
     def left(self) -> List[Bucket]:
         """Buckets that are behind."""
@@ -686,12 +695,6 @@ class _Step:
                 "load the last checkpoint of model and optimizer"
             )
 
-    def moved(self) -> Pass:
-        reads, writes = self._slots.traffic["read"], self._slots.traffic["write"]
-        return Pass(
-            self.buckets, sum(d.bytes for d in reads), sum(d.bytes for d in writes),
-            sum(d.wait_seconds for d in reads + writes),
-        )
 
 
 # ---- GPU memory for buckets in flight --------------------------------------------------------
@@ -714,21 +717,29 @@ class _Traffic(Dict[str, List[Done]]):
     def __missing__(self, way: str) -> List[Done]:
         return self.setdefault(way, [])
 
+    def told(self, buckets: int) -> Pass:
+        reads, writes = self["read"], self["write"]
+        return Pass(
+            buckets, sum(d.bytes for d in reads), sum(d.bytes for d in writes), sum(d.wait_seconds for d in reads + writes)
+        )
+
 
 class _Slots:
     """The slots, the requests that fill and empty them, and memory for the bucket that is being updated."""
 
     def __init__(
-        self, state: State, device: Any, buckets: List[Bucket], types: Dict[str, Any], moments: Sequence[str], count: int
+        self,
+        state: State,
+        device: Any,
+        buckets: List[Bucket],
+        types: Dict[str, Any],
+        moments: Sequence[str],
+        count: int,
+        traffic: "_Traffic",
     ) -> None:
-        self._state, self._device = state, device
-        self.traffic = _Traffic()
+        self._state, self._device, self._traffic = state, device, traffic
         most = max((b.elements for b in buckets), default=0)
-        streamed = {
-            name: kind
-            for name, kind in types.items()
-            if any(name in b.segments for b in buckets)
-        }
+        streamed = {name: kind for name, kind in types.items() if any(name in b.segments for b in buckets)}
         own = {"work": torch.float32}
         if any(types[name] is not torch.float32 for name in moments):
             own.update({name: torch.float32 for name in moments})
@@ -781,7 +792,7 @@ class _Slots:
         ticket, slot.reading = slot.reading, 0
         if ticket:
             try:
-                self.traffic["read"].append(self._state.wait(ticket))
+                self._traffic["read"].append(self._state.wait(ticket))
             except BaseException:
                 slot.bucket = None
                 raise
@@ -810,13 +821,15 @@ class _Slots:
                 self._give_up(slot)
 
     def drain(self) -> None:
-        """Waits for all requests, whatever they say. New values whose write failed stay."""
+        """Waits for all requests and for the device, whatever they say. New values whose write failed stay."""
         for slot in self._slots:
             if slot.writing:
                 with contextlib.suppress(Error):
                     self._wait_written(slot)
             elif slot.written is None:
                 self._give_up(slot)
+        if self._device.type == "cuda":  # an update that failed may be under way in part
+            torch.cuda.synchronize(self._device)
 
     def forget(self) -> None:
         """Gives up new values."""
@@ -826,8 +839,6 @@ class _Slots:
     def free(self) -> None:
         """Gives the memory back, when nothing uses it."""
         self.drain()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # what was queued may still use it
         for memory in [s.memory for s in self._slots] + ([self._shared] if self._shared is not None else []):
             memory.free()
         self._slots, self._shared = [], None
@@ -847,7 +858,7 @@ class _Slots:
 
     def _wait_written(self, slot: _Slot) -> None:
         ticket, slot.writing = slot.writing, 0
-        self.traffic["write"].append(self._state.wait(ticket))
+        self._traffic["write"].append(self._state.wait(ticket))
         written, slot.written, slot.bucket = slot.written, None, None
         assert written is not None
         written()

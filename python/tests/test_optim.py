@@ -2,6 +2,7 @@
 reach. Needs PyTorch (make test-python finds an interpreter that has it, or says that none has)."""
 
 import copy
+import gc
 import io
 import os
 import tempfile
@@ -537,6 +538,17 @@ class DeviceMemory(Streamed):
         optimizer.step()
         optimizer.release()
         self.assertEqual(free_memory(), before)
+
+    def test_an_optimizer_that_nobody_has_any_more(self):
+        made = parameters()
+        before = free_memory()
+        loss_of(made, 0).backward()
+        optimizer = StreamedAdamW(groups(made))
+        optimizer.step()
+        optimizer.prefetch()
+        del optimizer
+        gc.collect()
+        self.assertEqual((free_memory(), ebb.status()["states"]), (before, []))
 
     def test_no_room_for_it(self):
         made = [torch.nn.Parameter(torch.zeros(24 * MiB))]
