@@ -29,7 +29,7 @@ from ._errors import Error, InvalidArgument, StateError, UnsafeConfiguration, Wr
 from ._layout import Bucket, Piece, aligned, pack
 from ._state import Done, Part, Path, State
 
-__all__ = ["Pass", "StreamedAdam", "StreamedAdamW", "StreamedOptimizer", "StreamedSGD"]
+__all__ = ["Pass", "StreamedAdam", "StreamedAdamW", "StreamedOptimizer", "StreamedSGD", "requested"]
 
 try:
     torch: Any = importlib.import_module("torch")
@@ -44,6 +44,12 @@ _AREA = 256  # areas of a slot begin at multiples of it
 _HOST_PART = 16 << 20  # of a segment, for one copy between files and host memory
 _FORMAT = 1  # of "extra" in a checkpoint's manifest
 _names = itertools.count(1)
+
+
+def requested() -> bool:
+    """Whether the program was started to stream optimizer state (`ebb run --optimizer-state-nvme-dir`, or
+    `--stream-optimizer-state-to-disk`)."""
+    return any(os.environ.get(name) for name in ("EBB_OPTIMIZER_STATE_NVME_DIR", "EBB_STREAM_OPTIMIZER_STATE_TO_DISK"))
 
 
 class Pass(NamedTuple):
@@ -65,7 +71,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
     params: as for torch.optim: fp32, bf16 and fp16 parameters of one device.
     defaults: options of groups.
     moments_dtype: how the segments are stored: "fp32"; "bf16"; or "fp16", which has no values below 6e-8. They are
-        fp32 while they are updated. None: EBB_STATE_MOMENT_DTYPE, or "fp32".
+        fp32 while they are updated. None: EBB_STREAM_OPTIMIZER_STATE_MOMENT_DTYPE, or "fp32".
     bucket_elements: at most so many elements to a bucket; larger parameters are divided.
     buckets_in_flight: GPU memory is taken for so many buckets: one is read, one updated, one written. 1: one after
         the other.
@@ -963,7 +969,7 @@ def _mapped(path: Optional[str], folder: str, elements: int, kind: Any) -> Any:
 
 
 def _moments(name: Optional[str]) -> str:
-    name = os.environ.get("EBB_STATE_MOMENT_DTYPE") or "fp32" if name is None else name
+    name = os.environ.get("EBB_STREAM_OPTIMIZER_STATE_MOMENT_DTYPE") or "fp32" if name is None else name
     if name == "fp8":
         raise InvalidArgument(
             "moments_dtype fp8 is refused: with 2 or 3 bits of mantissa an update smaller than 1/16 of a moment is lost, "

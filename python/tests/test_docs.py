@@ -65,7 +65,7 @@ class Docs(Memory):
 
     def test_names_on_all_pages_exist(self):
         header = (ROOT / "abi/ebb.h").read_text()
-        torch = names_of("torch.py")
+        modules = {name: names_of(f"{name}.py") for name in ("torch", "optim")}
         found = 0
         for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
             for line, code in examples(page.read_text()):
@@ -75,8 +75,8 @@ class Docs(Memory):
                         _, first, *more = name.split(".")
                         if "CDLL(None)" in code:
                             self.assertRegex(header, rf"\b{first}\(")
-                        elif first == "torch":
-                            self.assertTrue(not more or more[0] in torch)
+                        elif first in modules:
+                            self.assertTrue(not more or more[0] in modules[first])
                         else:
                             self.assertTrue(hasattr(ebb, first))
         self.assertGreater(found, 20)

@@ -10,7 +10,8 @@ import unittest
 from unittest import mock
 
 import ebb
-from support import DISK, MiB, Memory, child, free_memory
+from support import DISK, MiB, Memory, ROOT, child, free_memory
+from test_docs import examples
 
 try:
     import torch
@@ -18,7 +19,7 @@ except ImportError:
     torch = None
 else:
     import ebb.optim
-    from ebb.optim import StreamedAdam, StreamedAdamW, StreamedOptimizer, StreamedSGD
+    from ebb.optim import StreamedAdam, StreamedAdamW, StreamedSGD
 
 FP32, BF16, FP16 = (getattr(torch, name, None) for name in ("float32", "bfloat16", "float16"))
 
@@ -243,7 +244,7 @@ class Arithmetic(Streamed):
             self.assertAlmostEqual(moved[stored] / moved["fp32"], 0.67, places=2)
 
     def test_the_type_of_moments_from_the_environment(self):
-        with mock.patch.dict(os.environ, EBB_STATE_MOMENT_DTYPE="bf16"):
+        with mock.patch.dict(os.environ, EBB_STREAM_OPTIMIZER_STATE_MOMENT_DTYPE="bf16"):
             self.assertEqual(self.streamed(parameters()).moments_dtype, "bf16")
             self.assertEqual(self.streamed(parameters(), moments_dtype="fp32").moments_dtype, "fp32")
 
@@ -259,31 +260,21 @@ class Arithmetic(Streamed):
         self.assertEqual(len({s["name"] for s in ebb.status()["states"]}), 2)
 
     def test_one_of_your_own(self):
-        class Sign(StreamedOptimizer):
-            """Follows the sign of the momentum."""
+        (example,) = (code for _, code in examples((ROOT / "docs/streaming.md").read_text()) if "StreamedOptimizer" in code)
+        names = {}
+        exec(compile(example, "docs/streaming.md", "exec"), names)
+        plain, made = Plain(parameters(), torch.optim.SGD, lr=1e-2, momentum=0.9, foreach=True), parameters()
+        for group in plain.optimizer.param_groups:
+            group["weight_decay"] = 0
+        optimizer = self.streamed(made, names["Momentum"], lr=1e-2)
+        self.train(plain, made, optimizer, 5)
+        self.all_same(plain, made)
 
-            segments = ("momentum",)
-
-            def __init__(self, params, lr, beta=0.5, **streaming):
-                super().__init__(params, dict(lr=lr, beta=beta), **streaming)
-
-            def update(self, group, values, gradients, state, steps):
-                for value, gradient, momentum in zip(values, gradients, state["momentum"]):
-                    momentum.lerp_(gradient, 1 - group["beta"])
-                    value.add_(momentum.sign(), alpha=-group["lr"])
-
-        made = parameters()
-        optimizer = self.streamed(made, Sign, lr=0.5)
-        expected, momentum = [p.detach().float() for p in made], [torch.zeros(p.shape) for p in made]
-        for number in range(3):
-            optimizer.zero_grad(set_to_none=True)
-            loss_of(made, number).backward()
-            for i, parameter in enumerate(made):
-                momentum[i].lerp_(parameter.grad.float(), 0.5)
-                expected[i].add_(momentum[i].sign(), alpha=-(0.5 if i < 4 else 3e-3))
-            optimizer.step()
-        for parameter, value in zip(made, expected):
-            self.same(parameter, value.to(parameter.dtype))
+    def test_whether_it_was_asked_for(self):
+        for name in ("EBB_OPTIMIZER_STATE_NVME_DIR", "EBB_STREAM_OPTIMIZER_STATE_TO_DISK"):
+            self.assertFalse(ebb.optim.requested())
+            with mock.patch.dict(os.environ, {name: "/somewhere"}):
+                self.assertTrue(ebb.optim.requested())
 
 
 class StateDicts(Streamed):
