@@ -35,11 +35,11 @@ func TestTheScriptForTwoGPUsOnSoftwareDevices(t *testing.T) {
 		t.Fatal(o)
 	}
 	for _, row := range []string{
-		"disk, ebb: 2 ranks at once, freed and restored", "disk, ebb: pause / raw write", "disk, ebb: pause, slowest / fastest rank",
-		"disk, libebb: resume / raw read", "two GPUs, malloc: freed and restored, peers before and after",
-		"two GPUs, pieces: freed and restored, peers before and after",
+		"disk, ebb: both freed and restored", "disk, ebb: pause / raw write", "disk, ebb: pause, slowest / fastest",
+		"disk, libebb: resume / raw read", "two GPUs, malloc: freed and restored, peers as before",
+		"two GPUs, pieces: freed and restored, peers as before",
 	} {
-		if !strings.Contains(o.stdout, "\n"+fmt.Sprintf("%-66s ", row)) {
+		if !strings.Contains(o.stdout, "\n"+fmt.Sprintf("%-54s ", row)) {
 			t.Errorf("no row %q in\n%s", row, o.stdout)
 		}
 	}

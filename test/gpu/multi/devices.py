@@ -136,7 +136,7 @@ class Two:
 
 def main():
     deadline(2 * STEP)
-    with check(f"two GPUs, {KIND}: freed and restored, peers before and after") as note:
+    with check(f"two GPUs, {KIND}: freed and restored, peers as before") as note:
         ebb, two = Ebb(), Two()
         memory = [two.allocate(device) for device in (0, 1)]
         content = Content(two.cuda, 32 * MiB)

@@ -76,7 +76,7 @@ def the_same_losses():
 
 
 deadline(120)
-for title, action in ("both freed and restored", both_freed_and_restored), ("a model over both GPUs", the_same_losses):
+for title, action in ("freed and restored", both_freed_and_restored), ("a model over both GPUs", the_same_losses):
     with check(f"two GPUs, PyTorch, {NAME}: {title}") as note:
         note.detail = action()
 finish()

@@ -82,7 +82,7 @@ def main():
 
 
 def report(name, total, seconds, faults):
-    with check(f"disk, {name}: {WORLD} ranks at once, freed and restored") as note:
+    with check(f"disk, {name}: both freed and restored") as note:
         assert not faults, "; ".join(faults[:5])
         note.detail = f"{WORLD} x {total / MiB:.0f} MiB, rounds: {len(seconds['pause'])}"
 
@@ -93,7 +93,7 @@ def report(name, total, seconds, faults):
         figure(f"disk, {name}: {what}, sum of the ranks", statistics.median(sums(what)), "GB/s")
         figure(f"disk, {name}: {raw} beside it, sum", statistics.median(sums(raw)), "GB/s")
         figure(f"disk, {name}: {what} / {raw}", statistics.median(a / b for a, b in zip(sums(what), sums(raw))), "ratio")
-        figure(f"disk, {name}: {what}, slowest / fastest rank", statistics.median(min(each) / max(each) for each in seconds[what]), "ratio")
+        figure(f"disk, {name}: {what}, slowest / fastest", statistics.median(min(each) / max(each) for each in seconds[what]), "ratio")
 
 
 if __name__ == "__main__":
