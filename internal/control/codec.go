@@ -45,6 +45,7 @@ var fields = map[string][]string{
 	CmdRead:      {"address", "size"},
 	CmdDevices:   nil,
 	CmdSubscribe: nil,
+	CmdWithdraw:  {"of"},
 }
 
 // ParseRequest makes a request of a line and checks it. The error says what is wrong with it; the request's ID
@@ -133,6 +134,9 @@ func (r *Request) check() *Error {
 	}
 	if t := r.Timeout; t != nil && (math.IsNaN(*t) || math.IsInf(*t, 0)) {
 		return Invalid("timeout_s is no number of seconds")
+	}
+	if r.Cmd == CmdWithdraw && r.Of == "" {
+		return Invalid("withdraw needs the id of a request in the field \"of\"")
 	}
 	if r.Cmd != CmdRead {
 		return nil

@@ -51,6 +51,8 @@ func TestRequestsThatMakeNoSenseAreToldWhatIsWrong(t *testing.T) {
 		{`{"v":1,"id":"a","cmd":"pause","timeout_s":1e999}`, "a", "not a request"},
 		{`{"v":1,"id":"a","cmd":"read","size":1}`, "a", `address "" is not of the form`},
 		{`{"v":1,"id":"a","cmd":"read","address":"0x1g","size":1}`, "a", `address "0x1g" is not of the form`},
+		{`{"v":1,"id":"a","cmd":"withdraw"}`, "a", `needs the id of a request in the field "of"`},
+		{`{"v":1,"id":"a","cmd":"status","of":"b"}`, "a", `status knows no field "of"`},
 		{`{"v":1,"id":"a","cmd":"read","address":"0x10"}`, "a", "size 0 is not between 1 and 1048576"},
 		{`{"v":1,"id":"a","cmd":"read","address":"0x10","size":1048577}`, "a", "size 1048577 is not between"},
 		{`{"v":1,"id":"a","cmd":"read","address":"0x10","size":-1}`, "a", "not a request"},

@@ -50,6 +50,7 @@ const (
 	CmdRead      = "read"      // Result: Bytes
 	CmdDevices   = "devices"   // Result: []Device
 	CmdSubscribe = "subscribe" // Result: null; Events follow until the connection ends
+	CmdWithdraw  = "withdraw"  // this connection no longer asks for the pause Of; Result: null. The pause's own reply says whether it had begun
 )
 
 // Request asks for something. The same ID again, on any connection, is the same request: one under way
@@ -63,6 +64,7 @@ type Request struct {
 	Timeout *float64 `json:"timeout_s,omitempty"` // pause: for the safe point; resume: for device memory. Missing: the rank's default
 	Address string   `json:"address,omitempty"`   // read: "0x7f…"
 	Size    uint64   `json:"size,omitempty"`      // read
+	Of      string   `json:"of,omitempty"`        // withdraw: the ID of a pause or resume
 }
 
 // Reply answers one Request: with a Result, or with an Error.

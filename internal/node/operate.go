@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -147,6 +148,9 @@ func (op Operation) on(ctx context.Context, rank Rank) Outcome {
 	if len(op.Tags) == 0 && !everything {
 		return Outcome{State: Done, Done: &control.Done{}}
 	}
+	if op.ID == "" {
+		op.ID = "node-" + rand.Text()
+	}
 	running := running{op: op, rank: rank, conn: c, heard: time.Now()}
 	if running.events, err = c.Events(hello); err != nil {
 		var refused *control.Error
@@ -182,7 +186,7 @@ func here(ctx context.Context, c *client.Conn, tags []string) ([]string, error) 
 
 // running is an operation that one rank was asked for.
 type running struct {
-	op     Operation
+	op     Operation // with an ID
 	rank   Rank
 	conn   *client.Conn
 	events <-chan control.Event // nil where there are none
@@ -225,15 +229,16 @@ func (r *running) follow(ctx context.Context) Outcome {
 			}
 		case <-giveUp:
 			giveUp = nil
-			// What the rank told before its answer to this is heard before it, also that the operation has begun.
 			go func() {
 				within, cancel := context.WithTimeout(asking, Patience)
 				defer cancel()
-				raw, err := r.conn.Do(within, control.Request{Cmd: control.CmdStatus})
+				raw, err := r.conn.Do(within, control.Request{Cmd: control.CmdWithdraw, Of: r.op.ID})
 				bye <- result{raw, err}
 			}()
-		case <-bye:
-			if r.hearAll(); !r.begun {
+		case b := <-bye:
+			// The answer to the operation says whether it had begun. A rank that knows no such command has at least told
+			// what it had begun before its answer to this, and the end of the connection withdraws the rest.
+			if r.hearAll(); b.err != nil && !r.begun {
 				return r.op.ended(ctx, r.rank, ctx.Err())
 			}
 		case <-tick.C:
@@ -301,6 +306,8 @@ func (op Operation) hasBegun(e control.Event) bool {
 func (op Operation) outcome(ctx context.Context, rank Rank, a result, begun bool) Outcome {
 	var refused *control.Error
 	switch {
+	case errors.As(a.err, &refused) && refused.Code == codeTimeout && !begun && ctx.Err() != nil:
+		return op.ended(ctx, rank, a.err)
 	case errors.As(a.err, &refused) && refused.Code == codeTimeout && !begun:
 		return Outcome{State: Late, Done: refused.Done, Err: refused}
 	case errors.As(a.err, &refused):

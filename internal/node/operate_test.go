@@ -192,6 +192,25 @@ func TestACallerWhoGivesUpWithdrawsWhatHasNotBegunAndWaitsForWhatHas(t *testing.
 	}
 }
 
+// A pause may begin at the moment at which it is withdrawn: then it is told as what it is.
+func TestAPauseThatBeganAtTheMomentOfItsWithdrawalIsTold(t *testing.T) {
+	dir := sockets(t)
+	waiting := make(chan struct{})
+	f := start(t, dir, actor(0), tagged, func(_ *fake, a *server.Ask) server.Answer {
+		close(waiting)
+		<-a.Gone
+		return server.Answer{Result: control.Done{Allocations: 1, Bytes: 9}}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	report := make(chan Report, 1)
+	go func() { report <- Pause(ctx, ranksOf(f), nil, hang, "") }()
+	await(t, waiting, "the pause that waits")
+	cancel()
+	if r := <-report; r.Outcomes[0].State != Done || r.Outcomes[0].Done.Bytes != 9 {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestARankWhoseProcessEndsMeanwhileIsGone(t *testing.T) {
 	dir := sockets(t)
 	asked := make(chan struct{})

@@ -28,6 +28,7 @@ type Answer struct {
 type call struct {
 	request control.Request
 	asking  []*conn // the connections that wait for the answer; one may be here several times
+	leaving []*conn // those that withdrew it as the last who asked, and wait to hear whether it had begun
 	gone    chan struct{}
 	left    bool   // gone is closed
 	reply   []byte // once it is done

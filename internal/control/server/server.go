@@ -490,6 +490,11 @@ func (s *Server) request(c *conn, line []byte) {
 			s.listening.Add(1)
 		}
 		c.put(encodeReply(r.ID, nil, nil))
+	case r.Cmd == control.CmdWithdraw:
+		if of := s.calls.byID[r.Of]; of != nil && of.reply == nil {
+			of.withdraw(c)
+		}
+		c.put(encodeReply(r.ID, nil, nil))
 	case known != nil && !known.same(r):
 		s.refuse(c, r.ID, control.Invalid("the id %q is that of another request, a %s of %s: give each request its own",
 			r.ID, known.request.Cmd, named(known.request.Tags)))
@@ -536,6 +541,10 @@ func (s *Server) carryOut(n *call, gone <-chan struct{}) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	defer s.wake()
+	if answer.Withdrawn {
+		n.answer(&n.leaving, n.withdrawn())
+	}
 	if answer.Withdrawn && len(n.asking) > 0 && !s.closing { // somebody asked again meanwhile
 		n.gone, n.left = make(chan struct{}), false
 		go s.carryOut(n, n.gone)
@@ -547,12 +556,8 @@ func (s *Server) carryOut(n *call, gone <-chan struct{}) {
 	}
 	n.reply = reply
 	delete(s.calls.under, n)
-	for _, c := range n.asking {
-		c.under--
-		c.put(reply)
-	}
-	n.asking = nil
-	s.wake()
+	n.answer(&n.asking, reply)
+	n.answer(&n.leaving, reply)
 }
 
 // handle is the handler, whose panic is its own.
@@ -568,18 +573,54 @@ func (s *Server) handle(a *Ask) (answer Answer) {
 // codeInternal is EBB_ERR_INTERNAL.
 const codeInternal = 16
 
+// codeTimeout is EBB_ERR_TIMEOUT.
+const codeTimeout = 18
+
 func (c *call) join(asker *conn) {
 	asker.under++
 	c.asking = append(c.asking, asker)
 }
 
+// leave is for a connection that ends.
 func (c *call) leave(asker *conn) {
+	c.leaving = slices.DeleteFunc(c.leaving, func(a *conn) bool { return a == asker })
+	c.askNoMore(asker)
+}
+
+// withdraw is for a connection that asks no longer. The last one hears whether the call had begun; while others
+// ask it goes on for them.
+func (c *call) withdraw(asker *conn) {
+	for range c.askNoMore(asker) {
+		c.leaving = append(c.leaving, asker)
+	}
+	if len(c.asking) > 0 {
+		c.answer(&c.leaving, c.withdrawn())
+	}
+}
+
+// askNoMore takes a connection from those that ask, and returns how often it was there.
+func (c *call) askNoMore(asker *conn) (times int) {
 	before := len(c.asking)
 	c.asking = slices.DeleteFunc(c.asking, func(a *conn) bool { return a == asker })
 	if before > 0 && len(c.asking) == 0 && !c.left {
 		c.left = true
 		close(c.gone)
 	}
+	return before - len(c.asking)
+}
+
+// answer gives a reply to connections that wait.
+func (c *call) answer(waiting *[]*conn, reply []byte) {
+	for _, a := range *waiting {
+		a.under--
+		a.put(reply)
+	}
+	*waiting = nil
+}
+
+// withdrawn is the reply to who has withdrawn the call.
+func (c *call) withdrawn() []byte {
+	return encodeReply(c.request.ID, nil, &control.Error{Code: codeTimeout, Message: "withdrawn before it began"})
 }
 
 // encodeReply makes the line of a reply. One that would be too long is an error instead.

@@ -450,6 +450,65 @@ func TestARequestIsGoneWithTheLastWhoAsked(t *testing.T) {
 	}
 }
 
+// Who withdraws a request hears for certain whether it had begun: from the request's own reply.
+func TestWhoWithdrawsARequestHearsWhetherItHadBegun(t *testing.T) {
+	r := newRig(t)
+	c := r.connect()
+	withdraw := func() {
+		t.Helper()
+		c.say(`{"v":1,"id":"w","cmd":"withdraw","of":"a"}` + "\n")
+		if got := c.reply(); got.ID != "w" || !got.OK {
+			t.Fatalf("%+v", got)
+		}
+	}
+	withdraw() // of what was never asked for
+	c.say(pauseA)
+	a := <-r.asks
+	withdraw()
+	withdraw()
+	<-a.Gone
+	a.answer <- Answer{Withdrawn: true}
+	if got := c.reply(); got.ID != "a" || got.OK || got.Error.Code != codeTimeout {
+		t.Errorf("%+v", got)
+	}
+
+	c.say(pauseA) // is a new one
+	a = <-r.asks
+	withdraw()
+	<-a.Gone
+	a.answer <- Answer{Result: "done"} // it was at its begin
+	if got := c.reply(); got.ID != "a" || string(got.Result) != `"done"` {
+		t.Errorf("%+v", got)
+	}
+	withdraw() // of what is done
+	if n := r.underWay(); n != 0 {
+		t.Errorf("%d requests are under way", n)
+	}
+}
+
+func TestWhatOneWithdrawsGoesOnForOthers(t *testing.T) {
+	r := newRig(t)
+	c, other := r.connect(), r.connect()
+	c.say(pauseA)
+	a := <-r.asks
+	other.say(pauseA)
+	other.fine() // it has joined
+	c.say(`{"v":1,"id":"w","cmd":"withdraw","of":"a"}` + "\n")
+	if got := c.reply(); got.ID != "a" || got.OK || got.Error.Code != codeTimeout {
+		t.Errorf("%+v", got)
+	}
+	c.reply()
+	select {
+	case <-a.Gone:
+		t.Error("one still waits")
+	default:
+	}
+	a.answer <- Answer{Result: 5}
+	if got := other.reply(); string(got.Result) != "5" {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestWhoAsksForAWithdrawnRequestBeginsItAnew(t *testing.T) {
 	r := newRig(t)
 	c := r.connect()
