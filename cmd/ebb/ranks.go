@@ -133,7 +133,7 @@ type found struct {
 	silent []node.Silent // did not answer, and are meant as far as can be known
 }
 
-// find looks for the ranks that are meant. Where none is running, that is an error with statusNothing.
+// find looks for the ranks that are meant. Where none is running for certain, that is an error with statusNothing.
 func (r *rankFlags) find(ctx context.Context) (found, error) {
 	places := r.places()
 	ranks, silent, err := node.Discover(ctx, places)
@@ -151,7 +151,12 @@ func (r *rankFlags) find(ctx context.Context) (found, error) {
 			alive = append(alive, s)
 		}
 	}
-	if len(ranks)+len(alive) == 0 {
+	switch {
+	case len(ranks)+len(alive) > 0:
+	case err != nil: // a controller must not take this for a node without ranks
+		return found{}, &launch.Error{Status: launch.StatusInternal, Text: "whether a rank is running is not known: " +
+			"not every place could be looked at, and there is none in the others", Err: err}
+	default:
 		return found{}, r.nobody(places)
 	}
 	var f found
