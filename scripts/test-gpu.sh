@@ -5,7 +5,7 @@
 #
 #   scripts/test-gpu.sh              everything
 #   scripts/test-gpu.sh PART...      some of it: train content children python expandable vllm tms
-#                                    fingerprint throughput swap bench demo, and reference, which needs more
+#                                    fingerprint throughput optim swap bench demo, and reference, which needs more
 #
 # The parts tms and reference need the published torch_memory_saver, the part vllm the sleep allocator
 # of the published vLLM, in build/wheels. Where there is a network, make gpu-wheels fetches both; take
@@ -290,6 +290,11 @@ reference_parts() {
 	"$python" "$tests/reference.py" "$logs/reference" || true
 }
 
+optim_parts() {
+	part "optim" 400 0 "${hooked[@]}" "$python" "$tests/optim.py"
+	no_files_left "optim"
+}
+
 # The GPU changes hands between a rank and a second process that holds nearly all of it.
 swap_parts() {
 	part "swap" 300 0 env GPUTEST_DISK="$disk" "$python" "$tests/swap.py"
@@ -304,7 +309,7 @@ demo_parts() {
 }
 
 parts=("$@")
-[[ $# -gt 0 ]] || parts=(train content children python expandable vllm tms fingerprint throughput swap bench demo)
+[[ $# -gt 0 ]] || parts=(train content children python expandable vllm tms fingerprint throughput optim swap bench demo)
 for name in "${parts[@]}"; do
 	declare -F "${name}_parts" >/dev/null || { echo "test-gpu: no part named $name" >&2; exit 2; }
 	"${name}_parts"

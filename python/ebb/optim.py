@@ -60,8 +60,9 @@ class Pass(NamedTuple):
     read_bytes: int = 0
     """Of the state; zeros are not read from files."""
     written_bytes: int = 0
-    wait_seconds: float = 0.0
-    """That the step waited for reads and writes."""
+    read_wait_seconds: float = 0.0
+    """That the step waited for reads."""
+    write_wait_seconds: float = 0.0
 
 
 class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch is not there when types are checked
@@ -726,7 +727,8 @@ class _Traffic(Dict[str, List[Done]]):
     def told(self, buckets: int) -> Pass:
         reads, writes = self["read"], self["write"]
         return Pass(
-            buckets, sum(d.bytes for d in reads), sum(d.bytes for d in writes), sum(d.wait_seconds for d in reads + writes)
+            buckets, sum(d.bytes for d in reads), sum(d.bytes for d in writes),
+            sum(d.wait_seconds for d in reads), sum(d.wait_seconds for d in writes),
         )
 
 
