@@ -140,7 +140,7 @@ func (r *reader) follow(t *testing.T, comments, language, text string) {
 	cmd := r.shell(text)
 	if beside {
 		cmd.Stdout, cmd.Stderr = &r.said, &r.said
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}

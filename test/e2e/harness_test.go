@@ -99,7 +99,7 @@ func newNode(t *testing.T, memMB int) *node {
 }
 
 // process is a command on a node. Its environment holds nothing of the developer's but PATH and
-// HOME. It leads a process group, so that all of it can be ended.
+// HOME. It leads a process group, so that all of it can be ended, and ends with the tests, whatever ends them.
 func (n *node) process(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), hangs)
@@ -119,7 +119,7 @@ func (n *node) process(t *testing.T, name string, args ...string) *exec.Cmd {
 		"TMS_DISK_BACKUP_CHUNK_MB=16",
 		"E2E_DISK=" + n.disk,
 	}, n.env...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
