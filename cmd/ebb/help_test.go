@@ -75,7 +75,9 @@ func TestHelpOfAVerbThatIsNone(t *testing.T) {
 }
 
 func TestShellsCompleteVerbsFlagsAndWords(t *testing.T) {
-	complete := func(args ...string) string { return printed(t, append([]string{cobra.ShellCompRequestCmd}, args...)...) }
+	complete := func(args ...string) string {
+		return printed(t, append([]string{cobra.ShellCompRequestCmd}, args...)...)
+	}
 	for _, c := range []struct {
 		args []string
 		want string
