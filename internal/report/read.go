@@ -16,6 +16,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebb-offload/ebb/internal/control"
 )
 
@@ -270,9 +272,10 @@ func look(path string) (log, error) {
 	return l, nil
 }
 
-// open opens a file to read. What is no file, say a pipe, could be read only once.
+// open opens a file to read. What is no file, say a pipe, could be read only once; the opening does not wait
+// for somebody who writes into one.
 func open(path string) (*os.File, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}

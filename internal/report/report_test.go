@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/ebb-offload/ebb/internal/control"
@@ -353,6 +354,19 @@ func TestNothingToReportIsSaid(t *testing.T) {
 }
 
 // Programs without a launcher tell no rank: each process stands for itself.
+func TestAPipeIsRefusedWithoutWaitingForAWriter(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "log.jsonl")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Make([]string{pipe}, Options{}); err == nil || !strings.Contains(err.Error(), "not a plain file") {
+		t.Errorf("a log: %v", err)
+	}
+	if _, err := ReadBench(pipe); err == nil || !strings.Contains(err.Error(), "not a plain file") {
+		t.Errorf("a result of ebb bench: %v", err)
+	}
+}
+
 func TestProcessesWithoutALauncherStandForThemselves(t *testing.T) {
 	var lines []string
 	for pid := range 3 {
