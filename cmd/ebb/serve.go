@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
@@ -111,7 +112,7 @@ func (s *serveFlags) run(ctx context.Context) error {
 	case err != nil:
 		return &launch.Error{Status: launch.StatusInternal, Text: oneLine(err), Err: err}
 	}
-	ctx, stop := untilEnd(ctx, server)
+	ctx, stop := untilEnd(ctx, server, s.options.Log)
 	defer stop()
 	if s.ranks.asJSON {
 		if err := printJSON(serveResult{MessageType: "serve", URL: server.URL(), PID: os.Getpid()}); err != nil {
@@ -137,7 +138,7 @@ func (s *serveFlags) handOver(ctx context.Context, to string, ranks []node.Rank,
 
 // untilEnd is a context that ends with the first SIGTERM or SIGINT; the second ends the process. SIGHUP
 // reads token and certificate anew.
-func untilEnd(ctx context.Context, server *serve.Server) (context.Context, func()) {
+func untilEnd(ctx context.Context, server *serve.Server, log *slog.Logger) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
@@ -146,10 +147,10 @@ func untilEnd(ctx context.Context, server *serve.Server) (context.Context, func(
 			switch {
 			case s == syscall.SIGHUP:
 				if err := server.Reload(); err != nil {
-					say("as it was: " + oneLine(err))
+					log.Warn("SIGHUP: what could not be read anew stays as it was: " + oneLine(err))
 					continue
 				}
-				say("token and certificate were read anew")
+				log.Info("SIGHUP: token and certificate were read anew")
 			default:
 				cancel()
 				signal.Reset(syscall.SIGINT, syscall.SIGTERM) // the next one ends the process at once
