@@ -125,8 +125,8 @@ func launchFlags(f *pflag.FlagSet, o *launch.Options) {
 	f.Var(&value{kind: "DIR", parse: into(&o.StateDirs, launch.ParseDirs), once: "given twice: name several as DIR,DIR"},
 		"optimizer-state-nvme-dir", "optimizer state lies in this directory on a local disk, or several as DIR,DIR, and passes through the GPU bucket by bucket in each step; with or without --offload-train")
 	onOffTo(f, &o.StreamState, "stream-optimizer-state-to-disk", "the same in the disk directory (--offload-train-disk-dir), where --optimizer-state-nvme-dir names no other")
-	f.Var(&value{kind: "fp32|bf16|fp16", parse: into(&o.MomentDtype, launch.ParseMoment)},
-		"stream-optimizer-state-moment-dtype", "type in which the moments of streamed optimizer state are kept; fp32 gives the same bits as state on the GPU (default fp32)")
+	f.Var(&value{kind: "TYPE", parse: into(&o.MomentDtype, launch.ParseMoment)},
+		"stream-optimizer-state-moment-dtype", "type in which the moments of streamed optimizer state are kept, fp32, bf16 or fp16; fp32 gives the same bits as state on the GPU (default fp32)")
 	onOffTo(f, &o.AllowRAM, "allow-ram-backed-dir", "accept a disk directory that lies in memory (tmpfs, ramfs)")
 	onOffTo(f, &o.Discard, discardFlag, "give the blocks of backup files back to file system and drive before the files are removed, where that can be done")
 }

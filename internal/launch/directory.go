@@ -68,6 +68,17 @@ func MakeDirectory(dir string) error {
 type Places struct {
 	Disk, State []string // of backups, of streamed state; of those that are the same directory one name
 	All         []string // of both, each once
+
+	own bool // those of streamed state were named for it
+}
+
+// byFlag gives an error of a directory the flag that named it.
+func (p Places) byFlag(base string, err error) error {
+	var e *Error
+	if !p.own || slices.Contains(p.Disk, base) || !errors.As(err, &e) {
+		return err
+	}
+	return &Error{Status: e.Status, Text: strings.ReplaceAll(e.Text, "--offload-train-disk-dir", "--optimizer-state-nvme-dir"), Err: e.Err}
 }
 
 // places finds the directories of a run.
@@ -82,6 +93,7 @@ func (d Disks) places(o Options, getenv func(string) string, uid int, say func(s
 	if !o.Stream() {
 		return p, nil
 	}
+	p.own = len(o.StateDirs) > 0
 	bases, err := o.StateBases(getenv, uid)
 	if err != nil {
 		return p, err

@@ -70,7 +70,7 @@ func Run(req Request) (out Outcome, err error) {
 	for _, base := range places.All {
 		warning, err := disks.Check(base, req.AllowRAM)
 		if err != nil {
-			return out, err
+			return out, places.byFlag(base, err)
 		}
 		if warning != "" {
 			req.Say(warning)
@@ -98,7 +98,7 @@ func Run(req Request) (out Outcome, err error) {
 	if len(places.All) > 0 {
 		for _, base := range places.All {
 			if err := disks.Make(base); err != nil {
-				return out, err
+				return out, places.byFlag(base, err)
 			}
 		}
 		claims, err := claimAll(disks, places, ranks, req.Options, req.note)

@@ -71,7 +71,7 @@ func TestStreamedStateInADirectoryThatIsNoPlace(t *testing.T) {
 	}
 	for _, dir := range []string{file, filepath.Join(n.disk, "none", "none")} {
 		o := run(t, n.ebbRun(t, []string{"--optimizer-state-nvme-dir", dir}, "streamed.py", "exit"))
-		if o.status != 2 || !strings.Contains(o.stderr, dir) {
+		if o.status != 2 || !strings.Contains(o.stderr, dir) || !strings.Contains(o.stderr, "--optimizer-state-nvme-dir") {
 			t.Errorf("%s: %v", dir, o)
 		}
 	}
