@@ -88,6 +88,15 @@ void pools_give_back(void)
 	give();
 }
 
+/* Which pools outlive a reset is not documented. One that is forgotten keeps its idle memory; a handle that is none
+ * any more would be the end of the program. */
+void pools_were_reset(void)
+{
+	begin();
+	count_of_pools = 0;
+	give();
+}
+
 static CUresult cuMemPoolCreate_hook(cuMemPoolCreate_fn *real, const void *caller, CUmemoryPool *pool, const void *props)
 {
 	CUresult result = real(pool, props);

@@ -28,6 +28,7 @@ static void ends(int device, enum reset was, bool done)
 		contexts_were_reset();
 		captures_were_reset(device);
 		unmanaged_were_reset(device);
+		pools_were_reset();
 	}
 	if (was != RESET_TOLD)
 		return;

@@ -429,5 +429,7 @@ void captures_were_reset(int device);
 
 /* After a pause: has the driver give back the idle memory of the pools that the program has made. */
 void pools_give_back(void);
+/* A device was reset, and pools of it may have gone with its context: none is known any more. */
+void pools_were_reset(void);
 
 #endif

@@ -124,6 +124,9 @@ static void pools_of_the_program(void)
 	EXPECT(cudaStreamBeginCapture(&stream, 0) == cudaSuccess);
 	ebb_pause(NULL, 0, NULL);
 	EXPECT(driver->trims == 22 && cudaStreamEndCapture(&stream, &graph) == cudaSuccess);
+	/* After a reset of a device the driver is given no handle from before it. */
+	EXPECT(ebb_resume(NULL, 0, 0, NULL) == EBB_OK && d->cuDevicePrimaryCtxReset(0) == 0);
+	EXPECT(d->cuMemPoolCreate(&pool[0], NULL) == 0 && ebb_pause(NULL, 0, NULL) == EBB_OK && driver->trims == 23);
 }
 
 static void failed_calls_change_nothing(void)
