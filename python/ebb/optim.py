@@ -266,7 +266,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         for piece in pieces:
             place = slice(piece.at, piece.at + piece.elements)
             own = _flat(piece.parameter, piece.parameter.detach())[piece.begin : piece.end]
-            gradient = _flat(piece.parameter, step.gradients[piece.number])[piece.begin : piece.end]
+            # .data: PyTorch counts gradients as changed by fused functions, and a retry compares.
+            gradient = _flat(piece.parameter, step.gradients[piece.number].data)[piece.begin : piece.end]
             if bucket.masters:
                 value = slot.areas[MASTER][place]
                 if not piece.has_master:
@@ -448,8 +449,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         keys = [key for g in groups for key in g["params"]]
         for number, (key, parameter) in enumerate(zip(keys, self._parameters())):
             entry = state_dict["state"].get(key)
-            if not entry:
-                continue
+            if not entry or all(entry.get(name, 0) is None for name in self.segments):
+                continue  # it had no update
             for name in self.segments:
                 if name not in entry:
                     raise InvalidArgument(f"the state dict has no {name!r} of parameter {number}: it is of another optimizer")
@@ -580,6 +581,8 @@ class _Adam(StreamedOptimizer):
         counts = torch.tensor(steps, dtype=torch.float32, device=values[0].device if fused else "cpu").unbind()
         options: Dict[str, Any] = dict(foreach=group["foreach"])
         if fused:
+            if getattr(self, "grad_scale", None) is not None:
+                gradients = [g.clone() for g in gradients]  # they are unscaled in place
             options.update(fused=True, grad_scale=getattr(self, "grad_scale", None), found_inf=getattr(self, "found_inf", None))
         else:
             gradients = _unscaled(self, gradients)

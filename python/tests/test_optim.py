@@ -30,6 +30,9 @@ SHAPES = [
 ]
 TRANSPOSED, WITH_HOLES = (6, 8), (9,)
 BUCKET = 1024
+# PyTorch has fused functions for the CPU from 2.4 on.
+HAS_FUSED = torch is not None and int(torch.__version__.split(".")[0]) >= 2
+FLAVOUR = {"fused": True} if HAS_FUSED else {"foreach": True}
 
 
 def parameters(seed=0):
@@ -131,6 +134,7 @@ class Arithmetic(Streamed):
     def test_fifty_steps(self):
         for kind, other, steps, options in (
             (StreamedAdamW, torch.optim.AdamW, 50, dict(lr=1e-2, foreach=True)),
+            (StreamedAdamW, torch.optim.AdamW, 10, dict(lr=1e-2, **FLAVOUR)),
             (StreamedAdamW, torch.optim.AdamW, 10, dict(lr=1e-2, foreach=False, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)),
             (StreamedAdam, torch.optim.Adam, 10, dict(lr=1e-2, weight_decay=0.1, maximize=True, foreach=True)),
             (StreamedSGD, torch.optim.SGD, 10, dict(lr=1e-2, momentum=0.9, dampening=0.1, weight_decay=0.1, foreach=True)),
@@ -209,7 +213,7 @@ class Arithmetic(Streamed):
 
     def test_what_a_gradient_scaler_leaves(self):
         made, others = parameters(), parameters()
-        optimizer, unscaled = self.streamed(made), self.streamed(others)
+        optimizer, unscaled = self.streamed(made, **FLAVOUR), self.streamed(others, **FLAVOUR)
         for side in (made, others):
             loss_of(side, 0).backward()
         before = [bits(p).clone() for p in made]
@@ -554,9 +558,9 @@ class DeviceMemory(Streamed):
 # Trains to the end in spite of what fails, and compares with PyTorch's.
 RETRY = """
 import sys, torch, ebb, ebb.optim
-from test_optim import Plain, parameters, groups, loss_of, bits
-plain, made = Plain(parameters(), torch.optim.AdamW, lr=1e-2), parameters()
-optimizer = ebb.optim.StreamedAdamW(groups(made), lr=1e-2, bucket_elements=1024)
+from test_optim import FLAVOUR, Plain, parameters, groups, loss_of, bits
+plain, made = Plain(parameters(), torch.optim.AdamW, lr=1e-2, **FLAVOUR), parameters()
+optimizer = ebb.optim.StreamedAdamW(groups(made), lr=1e-2, bucket_elements=1024, **FLAVOUR)
 failed = 0
 for number in range(6):
     plain.zero_grad()
