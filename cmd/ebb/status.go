@@ -115,7 +115,7 @@ func (r statusResult) print(w io.Writer, tags bool) {
 		}
 	}
 	fmt.Fprintln(w)
-	for _, line := range append(r.remarks(), r.unmanaged(tags)...) {
+	for _, line := range slices.Concat(r.streamed(), r.remarks(), r.unmanaged(tags)) {
 		for _, part := range wrap(line, "    ") {
 			fmt.Fprintln(w, part)
 		}

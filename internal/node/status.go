@@ -31,6 +31,7 @@ type Status struct {
 	Quarantined Quarantine     `json:"quarantined"`
 	Kept        []Kept         `json:"kept"`
 	Unmanaged   Unmanaged      `json:"unmanaged"`
+	States      []Streamed     `json:"states,omitempty"`
 }
 
 // TagStatus is one tag: bytes on the device, and paused ones by where they were to go (Host, Disk) and by
