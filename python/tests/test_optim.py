@@ -10,7 +10,7 @@ import unittest
 from unittest import mock
 
 import ebb
-from support import DISK, MiB, Memory, ROOT, child, free_memory
+from support import DISK, MiB, Memory, ROOT, backup_files, child, free_memory
 from test_docs import examples
 
 try:
@@ -419,6 +419,31 @@ class Checkpoints(Streamed):
             optimizer.load(self.folder)
         loss_of(made, 5).backward()
         optimizer.step()  # nothing was changed
+
+    def test_files_that_were_cut_and_a_checkpoint_of_before(self):
+        made, optimizer = self.trained()
+        folder = os.path.join(self.folder, "checkpoint")
+        optimizer.save(folder)
+        twin = copy.deepcopy(made)
+        for name in backup_files(DISK):
+            os.truncate(os.path.join(DISK, name), 0)
+        with self.assertRaises(ebb.StateError) as caught:
+            optimizer.step()
+        self.assertIsInstance(caught.exception.__cause__, ebb.CorruptBackup)
+        self.assertRegex(str(caught.exception), r"ebb-.*\.bak")
+        with torch.no_grad():
+            for parameter, before in zip(made, twin):
+                parameter.copy_(before)
+        optimizer.load(folder)
+        other = self.streamed(twin)
+        other.load(folder)
+        for side, each in ((made, optimizer), (twin, other)):
+            for parameter in side:
+                parameter.grad = None
+            loss_of(side, 3).backward()
+            each.step()
+        for a, b in zip(made, twin):
+            self.same(a, b)
 
     def test_one_that_was_changed(self):
         made, optimizer = self.trained()
