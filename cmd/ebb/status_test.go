@@ -24,7 +24,7 @@ import (
 const rankStatus64 = `{"version":"0.1.0","pid":%d,"job":"train","role":"actor","cell":"0","rank":"%d","device":"NVIDIA H200","driver_version":13000,
 "allocations":61,"bytes_active":0,"bytes_paused":40050000000,"staging_bytes":134217728,"workers":8,"block_bytes":4194304,"probes":[],
 "tags":[{"tag":"default","allocations":61,"active":0,"host":0,"disk":40050000000,"discarded":0,"in_host":1200000000,"in_files":38100000000,"skipped":750000000}],
-"last_pause":{"allocations":61,"bytes":40050000000,"device_bytes":40100000000,"host_bytes":1200000000,"disk_bytes":38100000000,"skipped_zero_bytes":750000000,
+"last_pause":{"allocations":61,"bytes":40050000000,"device_bytes":40100000000,"freed_bytes":40100000000,"host_bytes":1200000000,"disk_bytes":38100000000,"skipped_zero_bytes":750000000,
 "seconds":14.21,"phases":{"hash":0.01,"move":14.1},"gb_per_s":2.82},
 "last_resume":{"allocations":61,"bytes":40050000000,"seconds":21.3,"gb_per_s":1.88},
 "disk":{"dir":"%s","files":61,"bytes":38100000000,"direct_io":true,"dirs":[]},"host_bytes":1200000000,"kept":[],"unmanaged":{"total":900000000,"measured":true,"classes":[{"name":"context","bytes":500000000,"count":0},{"name":"nccl","bytes":400000000,"count":7}]}}`
@@ -246,6 +246,35 @@ func TestUnmanagedMemoryIsNamedByClass(t *testing.T) {
 			}
 			if n := strings.Count(text, "not managed"); n != len(test.wants) {
 				t.Errorf("%d lines about unmanaged memory\n%s", n, &out)
+			}
+		})
+	}
+}
+
+// Where it is not known whether memory that a pause released is free, nothing says that it is.
+func TestWhatIsNotKnownToBeFreeIsTold(t *testing.T) {
+	for _, test := range []struct {
+		what           string
+		freed, missing uint64
+		status, pause  string
+	}{
+		{"all of it is", 64 << 20, 0, "", "off the GPU, as the driver says"},
+		{"some is missing", 40 << 20, 24 << 20, "of which 25.2 MB (24.0 MiB) did not become free", "off the GPU, as the driver says"},
+		{"nobody knows", 40 << 20, 0, "24 MiB (25165824 bytes) did not show as free", "it is not known whether all of it is free"},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			rank := node.Rank{Who: control.Who{PID: 7}}
+			last := &node.LastOperation{DeviceBytes: 64 << 20, Freed: test.freed, Missing: test.missing}
+			told := strings.Join(statusResult{Ranks: []node.RankStatus{{Rank: rank, Status: node.Status{LastPause: last}}}}.remarks(), "\n")
+			if !strings.Contains(told, test.status) || test.status == "" && strings.Contains(told, "its last pause") {
+				t.Errorf("status: %s", told)
+			}
+			var out bytes.Buffer
+			printReport(&out, node.Report{Operation: control.CmdPause, Outcomes: []node.Outcome{{
+				Rank: rank, State: node.Done, Done: &control.Done{Bytes: 64 << 20}, Note: node.Unclear(last.DeviceBytes, last.Freed, last.Missing),
+			}}})
+			if text := strings.Join(strings.Fields(out.String()), " "); !strings.Contains(text, test.pause) {
+				t.Errorf("pause: %s", text)
 			}
 		})
 	}
