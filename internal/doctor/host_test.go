@@ -10,7 +10,8 @@ func TestMemlock(t *testing.T) {
 	rdma := node("two-sockets").names("/sys/class/infiniband")
 	expect(t, judgeMemlock(unlimited, rdma), OK, "no limit")
 	expect(t, judgeMemlock(8<<20, rdma), Warn, "8 MiB", "mlx5_0", "ulimit -l unlimited")
-	expect(t, judgeMemlock(8<<20, nil), OK, "8 MiB")
+	expect(t, judgeMemlock(8<<20, nil), OK, "8 MiB", "no RDMA devices")
+	expect(t, judgeMemlock(8<<30, rdma), OK, "8.0 GiB", "with the RDMA devices (mlx5_0")
 }
 
 func TestHostMemory(t *testing.T) {

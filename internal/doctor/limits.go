@@ -50,6 +50,8 @@ func judgeMemlock(limit uint64, rdma []string) Finding {
 		return warn("ulimit -l unlimited, in a container --ulimit memlock=-1",
 			"RLIMIT_MEMLOCK is %s, and there are RDMA devices (%s): NCCL registers its buffers under that limit. ebb's own pinned memory is the driver's and does not count",
 			size(limit), list(rdma))
+	case len(rdma) > 0:
+		return ok("RLIMIT_MEMLOCK is %s, for what NCCL registers with the RDMA devices (%s); ebb's pinned memory is the driver's and does not count", size(limit), list(rdma))
 	}
 	return ok("RLIMIT_MEMLOCK is %s; ebb's pinned memory is the driver's and does not count, and there are no RDMA devices here that would", size(limit))
 }
