@@ -187,7 +187,7 @@ func (o *operationFlags) tell(ctx context.Context, report node.Report) error {
 	case result.GoBack != "":
 		say(fmt.Sprintf("%d of %s paused; to bring them back: %s", n, launch.Count(len(report.Outcomes), "rank"), result.GoBack))
 	case o.cmd == control.CmdPause:
-		say("no rank was paused: all go on as before")
+		say("no rank was paused: those that still run go on as before")
 	default:
 		say("what is not resumed stays paused, with all its bytes: once that is mended, repeat the command; ranks that are done have nothing to do then")
 	}

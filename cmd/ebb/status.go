@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,7 +55,7 @@ Ends with 0 when all answered, with 3 when no rank is running, and with 4 when o
 			if ranks.asJSON {
 				err = printJSON(result)
 			} else {
-				result.print(os.Stdout, tags || len(found.ranks) <= fewRanks)
+				result.print(stdout, tags || len(found.ranks) <= fewRanks)
 			}
 			if err == nil && result.unanswered() > 0 {
 				err = statusError(statusLate)
