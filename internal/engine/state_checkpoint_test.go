@@ -211,7 +211,7 @@ func TestACheckpointThatWasSpoiledIsTold(t *testing.T) {
 	}
 }
 
-// Every file call of a step, a save and a load fails once. What failed succeeds when it is repeated, an older
+// Every file call of a step, a save and a load fails once (in the short form of many equal ones some). What failed succeeds when it is repeated, an older
 // checkpoint is whole in between, and nothing is left beside it.
 func TestEveryFileCallOfStreamedStateFailsOnce(t *testing.T) {
 	operations := map[string]func(s *streamed, slot, dir string) error{
@@ -253,6 +253,9 @@ func TestEveryFileCallOfStreamedStateFailsOnce(t *testing.T) {
 			}
 			for _, call := range slices.Sorted(maps.Keys(calls)) {
 				for n := 1; n <= calls[call]; n++ {
+					if !long && n > 2 && n < calls[call] && n%5 != 0 {
+						continue
+					}
 					put()
 					fault := fmt.Sprintf("%s:%d:EIO", call, n)
 					check(t, r.sys.Set(fault))
@@ -331,7 +334,11 @@ func TestBeingASaver(t *testing.T) {
 func TestASaveThatIsKilledLeavesTheOlderCheckpoint(t *testing.T) {
 	parent := t.TempDir()
 	dir := filepath.Join(parent, "checkpoint")
-	for range 5 {
+	rounds := 2
+	if long {
+		rounds = 50
+	}
+	for range rounds {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestBeingASaver$", "-test.v")
 		cmd.Env = append(os.Environ(), saverEnv+"="+dir)
 		out, err := cmd.StdoutPipe()
