@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"unsafe"
 
 	"github.com/ebb-offload/ebb/internal/device"
+	"github.com/ebb-offload/ebb/internal/device/cuda"
 	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/mem"
 	"github.com/ebb-offload/ebb/internal/store"
@@ -720,4 +722,39 @@ func TestAStateOutlivesAResetOfTheDevice(t *testing.T) {
 		r.reset(0)
 		s.intact(slot)
 	}
+}
+
+// A write whose turn has not come when the device is reset fails: the work that was to come before it is gone.
+// What it was to write over is as it was.
+func TestAWriteThatWaitsWhileTheDeviceIsReset(t *testing.T) {
+	r := newStateRig(t)
+	s := r.newState("adam", 300<<10, 300<<10)
+	slot, other := r.slot(1<<20, 0), r.slot(1<<20, 0)
+	check(t, r.sys.Set("pwrite:1:hang"))
+	first, err := s.update(slot, 0, 0)
+	check(t, err)
+	r.sys.AwaitHang()
+	second, err := s.update(other, 0, 1)
+	check(t, err)
+	ended := make(chan error, 1)
+	go func() {
+		err := r.BeginReset()
+		if err == nil {
+			err = cuda.ResetSoftwareDevice(r.drv, 0)
+			err = errors.Join(err, r.EndReset(0, err == nil))
+		}
+		ended <- err
+	}()
+	for r.background.TryRLock() { // until the reset waits for the first write
+		r.background.RUnlock()
+		runtime.Gosched()
+	}
+	check(t, r.sys.Set(""))
+	s.wait(first)
+	check(t, <-ended)
+	if _, err := r.WaitState(s.id, second); Code(err) != CodeState || !strings.Contains(err.Error(), "was reset") {
+		t.Errorf("%v", err)
+	}
+	clear(s.want[1])
+	s.intact(slot)
 }
