@@ -226,25 +226,13 @@ func (s *Server) tagsExist(ctx context.Context, tags []string, ranks []node.Rank
 	if len(tags) == 0 || !all {
 		return nil
 	}
-	var exist []string
-	for _, r := range s.node.Status(ctx, ranks, patience) {
-		if r.Err != "" {
-			return nil
-		}
-		for _, t := range r.Status.Tags {
-			exist = append(exist, t.Tag)
-		}
+	var unknown *node.SelectionError
+	if !errors.As(node.KnowTags(s.node.Status(ctx, ranks, patience), tags), &unknown) {
+		return nil
 	}
-	slices.Sort(exist)
-	exist = slices.Compact(exist)
-	for _, tag := range tags {
-		if !slices.Contains(exist, tag) {
-			refused := refuse(http.StatusBadRequest, codeUnknown, "", "no tag %q on these ranks", short(tag))
-			refused.Known = limited64(exist)
-			return refused
-		}
-	}
-	return nil
+	refused := refuse(http.StatusBadRequest, codeUnknown, "", "no tag %q on these ranks", short(unknown.Value))
+	refused.Known = limited64(unknown.Exist)
+	return refused
 }
 
 // limited64 are the first of many names.
