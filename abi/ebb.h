@@ -147,9 +147,9 @@ int ebb_read(const void *gpu_ptr, size_t n, void *buf);
  * Safe points. A pause asked for by another thread (ebb_request_pause) takes effect only while
  * the actor is idle, that is between ebb_idle_begin and ebb_idle_end, or inside ebb_safe_point.
  * ebb_idle_end and ebb_safe_point return when the actor may use its memory: they wait while
- * such a pause is under way and until everything is resumed. Calls nest. The actor is idle while
- * any section is open: a program whose threads use the memory on their own brings them together
- * first.
+ * such a pause is under way and until all that such pauses took is resumed, or freed; what the
+ * program paused otherwise is not waited for. Calls nest. The actor is idle while any section is
+ * open: a program whose threads use the memory on their own brings them together first.
  */
 int ebb_idle_begin(void);
 int ebb_idle_end(void);

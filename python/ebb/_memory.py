@@ -86,7 +86,7 @@ def request_pause(tags: Tags = None, timeout: Optional[float] = None) -> Result:
     tags: as for pause.
     timeout: seconds to wait for the safe point; None: no limit.
 
-    Returns when the memory is paused. The caller must resume everything later; until then idle()
+    Returns when the memory is paused. The caller must resume it later; until then idle()
     and safe_point() do not return.
 
     Raises Timeout: nothing was paused; otherwise like pause.
