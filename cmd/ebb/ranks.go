@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/pflag"
 
+	"github.com/ebb-offload/ebb/internal/control"
 	"github.com/ebb-offload/ebb/internal/launch"
 	"github.com/ebb-offload/ebb/internal/node"
+	"github.com/ebb-offload/ebb/internal/rankdir"
 )
 
 // What verbs that talk to running ranks end with beside success; statusNothing: no rank is running.
@@ -115,7 +118,7 @@ func (r *rankFlags) dirs(name string, to *[]string) func(string) error {
 func (r *rankFlags) places() node.Places {
 	places := node.Default(os.Getenv, os.Geteuid())
 	switch {
-	case len(r.runtimeDirs) > 0:
+	case len(r.runtimeDirs) > 0 && !r.unfit():
 		places.RuntimeDirs = r.runtimeDirs
 	case len(r.diskDirs) == 0:
 		if dirs, err := defaultDirs(); err == nil { // else there is no default
@@ -125,6 +128,14 @@ func (r *rankFlags) places() node.Places {
 	places.DiskDirs = append(places.DiskDirs, r.diskDirs...)
 	places.PIDs = r.selection.PIDs
 	return places
+}
+
+// unfit reports whether the only directory is that of the variable, and one in which ranks with the same
+// variable have no sockets: a relative path, or one that is too long. They have them in the usual places then.
+func (r *rankFlags) unfit() bool {
+	dir := os.Getenv("EBB_RUNTIME_DIR")
+	self, err := rankdir.Self() // the name of its socket would be as long as theirs
+	return err == nil && slices.Equal(r.runtimeDirs, []string{dir}) && !control.Fits(dir, control.SocketName(self))
 }
 
 // found are the ranks that are meant. Sockets of dead processes are in neither list.

@@ -59,14 +59,18 @@ func sharedDir(uid int) string { return fmt.Sprintf("/tmp/ebb-%d", uid) }
 // a directory in xdgDir (XDG_RUNTIME_DIR), if that exists, and the user's directory in /tmp, in which the path is not
 // too long. Empty values are unset ones.
 func Place(runtimeDir, xdgDir string, uid int, name string) string {
-	fits := func(dir string) bool { return filepath.IsAbs(dir) && len(filepath.Join(dir, name)) <= maxSocketPath }
-	if fits(runtimeDir) {
+	if Fits(runtimeDir, name) {
 		return runtimeDir
 	}
-	if dir := filepath.Join(xdgDir, "ebb"); fits(dir) && isDir(xdgDir) {
+	if dir := filepath.Join(xdgDir, "ebb"); Fits(dir, name) && isDir(xdgDir) {
 		return dir
 	}
 	return sharedDir(uid)
+}
+
+// Fits reports whether a rank can have a socket of that name in a directory. Else it has it elsewhere (Place).
+func Fits(dir, name string) bool {
+	return filepath.IsAbs(dir) && len(filepath.Join(dir, name)) <= maxSocketPath
 }
 
 func isDir(path string) bool {
