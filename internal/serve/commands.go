@@ -322,7 +322,7 @@ func name(list []named, o node.Outcome, doing string) []named {
 	if len(list) == maxNamed {
 		return list
 	}
-	n := named{Rank: cut(node.Name(o.Who), maxName), PID: o.PID, State: string(o.State)}
+	n := named{Rank: cut(node.Name(o.Who), maxName), PID: o.PID, State: string(o.State), Message: cut(o.Note, 2*maxName)}
 	if o.State == "" || o.State == node.Withdrawn {
 		n.State, n.Message = string(node.Late), doing
 	}

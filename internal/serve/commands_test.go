@@ -54,6 +54,13 @@ func TestAPauseReachesAllRanksThatAreMeant(t *testing.T) {
 	}
 }
 
+func TestWhatIsNotKnownOfAPauseIsTold(t *testing.T) {
+	outcome := node.Outcome{Rank: node.Rank{Who: control.Who{PID: 7}}, State: node.Done, Done: &control.Done{}, Note: "not known"}
+	if told := name(nil, outcome, "")[0]; told.Message != "not known" || told.State != "done" {
+		t.Errorf("%+v", told)
+	}
+}
+
 func TestUnknownNamesAreRefusedWithThoseThatExist(t *testing.T) {
 	f := newFake(2)
 	s := serving(t, f, nil)
