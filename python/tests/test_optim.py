@@ -28,11 +28,11 @@ SHAPES = [
     ((3,), FP32), ((40, 30), FP32), ((17,), BF16), ((33, 31), BF16), ((), FP32), ((64, 8), FP16), ((5, 7), FP32),
     ((0, 4), FP32), ((24, 9), BF16), ((6, 5), FP32),
 ]
-TRANSPOSED, WITH_HOLES = (6, 8), (9,)
 BUCKET = 1024
-# PyTorch has fused functions for the CPU from 2.4 on.
+# PyTorch has fused functions for the CPU from 2.4 on. They take no account of holes in a parameter.
 HAS_FUSED = torch is not None and int(torch.__version__.split(".")[0]) >= 2
 FLAVOUR = {"fused": True} if HAS_FUSED else {"foreach": True}
+TRANSPOSED, WITH_HOLES = (6, 8), () if HAS_FUSED else (9,)
 
 
 def parameters(seed=0):
