@@ -50,7 +50,8 @@ func OpenLog(dir, job string, warn func(string)) (*Log, error) {
 		return nil, fmt.Errorf("the job's name %q cannot be part of a file's name", name)
 	}
 	path := filepath.Join(dir, name+"__swap.jsonl")
-	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	// O_NONBLOCK: a pipe that nobody reads is an error, and no wait.
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open event log %s: %w", path, err)
 	}

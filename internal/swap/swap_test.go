@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebb-offload/ebb/internal/control"
@@ -154,7 +156,10 @@ func TestAnEventLogIsAddedToAndNeverFollowed(t *testing.T) {
 	if err := os.Symlink(path, filepath.Join(dir, "elsewhere__swap.jsonl")); err != nil {
 		t.Fatal(err)
 	}
-	for _, job := range []string{"elsewhere", "../x", ".hidden"} {
+	if err := unix.Mkfifo(filepath.Join(dir, "pipe__swap.jsonl"), 0o600); err != nil { // that nobody reads
+		t.Fatal(err)
+	}
+	for _, job := range []string{"elsewhere", "pipe", "../x", ".hidden"} {
 		if _, err := OpenLog(dir, job, nil); err == nil {
 			t.Errorf("the log of job %q was opened", job)
 		}
