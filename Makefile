@@ -153,7 +153,7 @@ lint: lint-go lint-c lint-shell lint-python ## formatting and linters
 lint-go: $(GOLANGCI_LINT)
 	@unformatted=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); \
 	if [[ -n $$unformatted ]]; then echo "not formatted (gofmt -w):"; echo "$$unformatted"; exit 1; fi
-	$(GOLANGCI_LINT) run ./...
+	$(GOLANGCI_LINT) run --allow-serial-runners ./...
 
 # Warnings are errors in these makefiles.
 .PHONY: lint-c

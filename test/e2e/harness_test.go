@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"sort"
 	"strconv"
@@ -34,6 +35,12 @@ var (
 func lib(name string) string { return filepath.Join(root, "dist/lib", name) }
 
 func TestMain(m *testing.M) {
+	// Victims begin with signals as they are by default, also where the tests run under nohup or behind "&".
+	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig) // a signal that is caught is not ignored after an exec
+		}
+	}
 	status, err := runAll(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
