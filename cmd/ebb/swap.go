@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -324,6 +325,9 @@ func quoted(w string) string {
 // stepLine is a step for people, of at most 100 columns.
 func stepLine(s swap.Step) string {
 	name := s.What
+	if s.Step == swap.StepMemory {
+		name = longUUID.ReplaceAllString(name, "$1") // enough to tell devices apart, as in ebb status
+	}
 	if s.Kind != "" && s.Kind != rollout.KindCommand {
 		name = cut(name, 25) + " (" + s.Kind + ")"
 	}
@@ -337,6 +341,9 @@ func stepLine(s swap.Step) string {
 	}
 	return strings.TrimRight(fmt.Sprintf("%-6s  %-33s  %-13s  %s", s.Step, cut(name, 33), state, string(end)), " ")
 }
+
+// longUUID is that of a device, with its beginning.
+var longUUID = regexp.MustCompile(`\b((?:GPU|MIG)-[0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
 
 // detail is the last column.
 func detail(s swap.Step) string {

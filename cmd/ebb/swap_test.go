@@ -30,6 +30,13 @@ func TestStepsFitTheScreen(t *testing.T) {
 	}
 }
 
+func TestADeviceIsNamedByTheBeginningOfItsUUID(t *testing.T) {
+	line := stepLine(swap.Step{Step: swap.StepMemory, What: "NVIDIA H200 GPU-736f6674-6770-7500-fec5-208616a5adeb", State: "free", OK: true, Bytes: 1e9, Total: 2e9})
+	if !strings.HasPrefix(line, "memory  NVIDIA H200 GPU-736f6674  ") {
+		t.Error(line)
+	}
+}
+
 func TestTheCommandThatGoesBackIsTheOtherDirection(t *testing.T) {
 	s := swapFlags{options: swap.Options{To: swap.ToRollout}}
 	s.given = []string{"--engine", "http://127.0.0.1:8000", "--engine-command", "it's ./engine.sh"}

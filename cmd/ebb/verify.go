@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -66,7 +67,7 @@ check. A rank whose process has ended is checked too and called dead: nobody wil
 					return err
 				}
 			} else {
-				result.print()
+				result.print(stdout)
 			}
 			for _, line := range result.Errors {
 				say(line)
@@ -126,15 +127,19 @@ func verifyAll(dirs []string) verifyResult {
 }
 
 // print tells a person: a row for each rank, then what is wrong.
-func (r verifyResult) print() {
-	table := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
+func (r verifyResult) print(w io.Writer) {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	rows := 0
 	for _, dir := range r.DiskDirs {
 		for _, rank := range dir.Ranks {
 			if rows++; rows == 1 {
 				fmt.Fprintln(table, "RANK\tFILES\tREAD\tBLOCKS\tZERO\tBAD\tRESULT")
 			}
-			fmt.Fprintf(table, "%s\t%d\t%s\t%d\t%d\t%d\t%s\n", filepath.Join(dir.Dir, rank.Rank),
+			name := rank.Rank
+			if len(r.DiskDirs) > 1 { // else it is the directory that was named
+				name = filepath.Join(dir.Dir, name)
+			}
+			fmt.Fprintf(table, "%s\t%d\t%s\t%d\t%d\t%d\t%s\n", name,
 				rank.Files, humanize.IBytes(rank.Bytes), rank.Blocks, rank.Zero, rank.Bad(), told(rank))
 		}
 	}
@@ -143,19 +148,19 @@ func (r verifyResult) print() {
 		for _, rank := range dir.Ranks {
 			for _, b := range rank.BadBlocks {
 				if b.Blocks > 1 {
-					fmt.Fprintf(stdout, "bad: all %d blocks (%s) of the allocation at %s (tag %q) in %s: %s\n",
+					fmt.Fprintf(w, "bad: all %d blocks (%s) of the allocation at %s (tag %q) in %s: %s\n",
 						b.Blocks, humanize.IBytes(b.Bytes), b.Address, b.Tag, b.File, b.Why)
 					continue
 				}
-				fmt.Fprintf(stdout, "bad: %d bytes at offset %d of the allocation at %s (tag %q) in %s (offset %d): %s\n",
+				fmt.Fprintf(w, "bad: %d bytes at offset %d of the allocation at %s (tag %q) in %s (offset %d): %s\n",
 					b.Bytes, b.Offset, b.Address, b.Tag, b.File, b.At, b.Why)
 			}
 		}
 		switch {
 		case !dir.Known:
-			fmt.Fprintf(stdout, "%s: nothing to check with: only ranks under ebb run or ebb exec leave maps of what they parked\n", dir.Dir)
+			fmt.Fprintf(w, "%s: nothing to check with: only ranks under ebb run or ebb exec leave maps of what they parked\n", dir.Dir)
 		case len(dir.Ranks) == 0:
-			fmt.Fprintf(stdout, "%s: nothing is parked here\n", dir.Dir)
+			fmt.Fprintf(w, "%s: nothing is parked here\n", dir.Dir)
 		}
 	}
 }
