@@ -124,6 +124,40 @@ func TestAMapThatCannotBeWritten(t *testing.T) {
 	r.holds(a)
 }
 
+// A map that was written after a resume may have the inode of the one before it.
+func TestAMapInThePlaceOfAnotherIsNotTakenForIt(t *testing.T) {
+	base := filepath.Join(t.TempDir(), "disk")
+	r := newRank(t, 0, Config{}, base)
+	a := r.make(1<<20, 0, disk("x"))
+	mapNow := func() (path string, text []byte) {
+		found, err := filepath.Glob(filepath.Join(base, ".ebb", "*.map"))
+		check(t, err)
+		if len(found) != 1 {
+			t.Fatal(found)
+		}
+		text, err = os.ReadFile(found[0])
+		check(t, err)
+		return found[0], text
+	}
+	r.pause()
+	_, old := mapNow()
+	r.resume()
+	r.fill(a, 1<<20)
+	r.pause()
+	path, now := mapNow()
+	check(t, os.WriteFile(path, old, 0o600)) // the same inode
+	reports, _, err := parked.Verify(base, func() {
+		if err := os.WriteFile(path, now, 0o600); err != nil {
+			t.Error(err)
+		}
+	})
+	check(t, err)
+	if len(reports) != 1 || reports[0].Outcome != parked.Resumed {
+		t.Errorf("%+v", reports)
+	}
+	verify(t, base, "j/actor_cell0_rank0 good: 1 allocations, 1 files, 2 blocks, 0 zero, 0 dead, 0 bad, 1048576 bytes; ")
+}
+
 // Checks that run beside pauses and resumes of live ranks never call anything bad.
 func TestACheckBesideLiveRanks(t *testing.T) {
 	base := filepath.Join(t.TempDir(), "disk")

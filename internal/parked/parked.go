@@ -11,11 +11,14 @@
 package parked
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"math"
+	"reflect"
+	"slices"
 
 	"github.com/ebb-offload/ebb/internal/rankdir"
 )
@@ -26,6 +29,15 @@ type Map struct {
 	Owner       rankdir.Owner
 	Key         []byte // of the fingerprints
 	Allocations []Allocation
+}
+
+// sameAs reports whether another map says the same, but for what was freed since.
+func (m *Map) sameAs(o *Map) bool {
+	same := func(a, b Allocation) bool {
+		a.Freed, b.Freed = false, false
+		return reflect.DeepEqual(a, b)
+	}
+	return m.Rank == o.Rank && m.Owner == o.Owner && bytes.Equal(m.Key, o.Key) && slices.EqualFunc(m.Allocations, o.Allocations, same)
 }
 
 // Allocation is paused memory.

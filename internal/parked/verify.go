@@ -152,10 +152,11 @@ func (c *check) run() bool {
 		c.good()
 		return true
 	}
-	// The map goes before the files are written again: only while it is there it was true.
+	// The map goes before the files are written again: only while it is there it was true. A later one may have been
+	// given its inode.
 	c.report.Outcome = Bad
 	again, ino, err := read(c.ebb, c.name)
-	if err != nil || ino != c.ino {
+	if err != nil || ino != c.ino || !c.m.sameAs(again) {
 		c.report.Outcome, c.report.Why, c.report.BadBlocks = Resumed, "the rank resumed or paused again meanwhile", []Wrong{}
 		return true
 	}
