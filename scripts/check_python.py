@@ -3,7 +3,7 @@
 
 Every Python file must compile. The unit tests of the package (python/tests) must pass with this
 interpreter, and with the oldest one on this machine that the package supports; those of streamed
-optimizers with one that has PyTorch: this one, or Debian's with its package python3-torch, which is
+optimizers with one that has a PyTorch for CPUs: this one, or Debian's with its package python3-torch, which is
 fetched where that is allowed. The package must install, as a folder and as the wheel that `make wheel` builds. Each step ends with one line.
 """
 
@@ -62,7 +62,9 @@ def interpreters():
 
 
 def has_torch(python):
-    return subprocess.run([python, "-c", "import torch"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    """Whether it has a PyTorch for CPUs. One for CUDA does not load over the software GPU's runtime."""
+    program = "import sys, torch; sys.exit(torch.version.cuda is not None)"
+    return subprocess.run([python, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def with_torch():

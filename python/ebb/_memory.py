@@ -41,7 +41,8 @@ def pause(tags: Tags = None, skip_unused: bool = False) -> Result:
 
     Work submitted to the GPU earlier is waited for. Nothing may touch the memory from the call on
     until it is resumed. What is paused already stays as it is. May be called on any thread; pauses
-    and resumes are carried out one after the other.
+    and resumes are carried out one after the other. Optimizers with streamed state (ebb.optim) give
+    their GPU memory back first.
 
     Raises UnknownTag; NoSpace, OutOfHostMemory, DiskError, DeviceError: nothing was unmapped, the
     program can go on; CaptureActive; Unmanaged; PartialPause: some stayed active (resume repairs
