@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -137,6 +138,9 @@ func (e *Engine) saveState(l *lane, st *State, dir string, extra []byte) error {
 			}
 		}
 	}
+	if err := e.noRenameHangs(); err != nil {
+		return err
+	}
 	sys := e.states.store.System()
 	c := &checkpoint{sys: sys, parent: -1, dir: -1}
 	defer c.close()
@@ -164,16 +168,38 @@ func (e *Engine) saveState(l *lane, st *State, dir string, extra []byte) error {
 		}
 		return c.failed("make", c.path, err)
 	}
-	err = e.fill(l, c, st, extra)
-	if err == nil {
-		err = c.put(base, older)
-	}
-	if err != nil {
+	if err := e.fill(l, c, st, extra); err != nil {
 		return filesys.Also(err, c.remove(c.name))
 	}
+	if beside, err := c.put(base, older); err != nil {
+		if len(beside) == 0 {
+			return filesys.Also(err, c.remove(c.name))
+		}
+		l.left = append(l.left, beside...)
+		return fmt.Errorf("%w: nothing was removed: of %s and %s each that is there is a whole checkpoint", err, dir, strings.Join(beside, " and "))
+	}
 	if older {
-		if err := c.remove(c.name); err != nil {
-			e.log.Printf("the checkpoint before %s is still there: %v", dir, err)
+		l.left = append(l.left, c.path)
+	}
+	l.left = slices.DeleteFunc(l.left, func(path string) bool {
+		name := filepath.Base(path)
+		if filepath.Dir(path) != filepath.Clean(parent) || !strings.HasPrefix(name, base+".tmp-") {
+			return false // of another checkpoint
+		}
+		if err := c.remove(name); err != nil {
+			e.log.Printf("a checkpoint before %s is still there: %v", dir, err)
+		}
+		return true
+	})
+	return nil
+}
+
+// noRenameHangs refuses a save while an earlier one's checkpoint may still be given its place.
+func (e *Engine) noRenameHangs() error {
+	for _, h := range e.states.store.Deadline().Hung() {
+		if h.Call == "exchange" || h.Call == "renaming" {
+			return fmt.Errorf("%w: the %s of %s hangs since %v, and no checkpoint is written until it returns: try again when the disk answers",
+				filesys.ErrHang, h.Call, h.Path, time.Since(h.Since).Round(time.Second))
 		}
 	}
 	return nil
@@ -249,42 +275,87 @@ func (c *checkpoint) remove(name string) error {
 	return nil
 }
 
-// put gives a finished checkpoint its place. Afterwards c.name is the older one's, if there is one.
-func (c *checkpoint) put(base string, older bool) error {
-	sync := func() error { return filesys.Retry(func() error { return c.sys.Fsync(c.parent) }) }
+// put gives a finished checkpoint its place. Afterwards c.path is the older one, if there is one. After an error
+// beside are the paths of checkpoints that must stay, since it is not certain which one is at the place; none: the
+// older one is, and c.name may be removed.
+func (c *checkpoint) put(base string, older bool) (beside []string, err error) {
 	if !older {
 		if err := c.sys.Renameat(c.parent, c.name, base); err != nil {
-			return c.failed("rename to "+base, c.path, err)
+			return c.unless(c.isAt(c.name, err), c.path), c.failed("rename to "+base, c.path, err)
 		}
-		return c.settled(base, sync())
+		return nil, c.settle(base)
 	}
-	err := c.sys.Exchange(c.parent, c.name, base)
-	if err == nil {
-		return c.settled(base, sync())
+	err = c.sys.Exchange(c.parent, c.name, base)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EOPNOTSUPP) {
+		return c.putAside(base)
 	}
-	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EOPNOTSUPP) {
-		return c.failed("exchange with "+base, c.path, err)
+	if err != nil {
+		return c.unless(c.isAt(c.name, err), c.path), c.failed("exchange with "+base, c.path, err)
 	}
-	// A file system that does not exchange names: for a moment there is none.
-	aside := c.name + "-old"
-	if err := c.sys.Renameat(c.parent, base, aside); err != nil {
-		return c.failed("rename to "+aside, base, err)
-	}
-	if err := c.sys.Renameat(c.parent, c.name, base); err != nil {
-		return c.failed("rename to "+base, c.path, errors.Join(err, c.sys.Renameat(c.parent, aside, base)))
-	}
-	c.name = aside
-	return c.settled(base, sync())
+	err = c.settle(base)
+	return c.unless(err == nil, c.path), err
 }
 
-// settled is the end of put: the checkpoint is in its place. An error says that it may not be there after a
-// failure of power.
-func (c *checkpoint) settled(base string, err error) error {
-	if err != nil {
+// putAside is put for a file system that does not exchange names: for a moment there is none.
+func (c *checkpoint) putAside(base string) (beside []string, err error) {
+	mine, aside := c.path, c.name+asideSuffix
+	all := []string{mine, mine + asideSuffix}
+	if err := c.sys.Renameat(c.parent, base, aside); err != nil {
+		return c.unless(c.missing(aside, err), all...), c.failed("rename to "+aside, base, err)
+	}
+	if err := c.sys.Renameat(c.parent, c.name, base); err != nil {
+		undone := c.isAt(c.name, err)
+		if undone {
+			back := c.sys.Renameat(c.parent, aside, base)
+			undone, err = back == nil, filesys.Also(err, back)
+		}
+		return c.unless(undone, all...), c.failed("rename to "+base, mine, err)
+	}
+	c.name, c.path = aside, mine+asideSuffix
+	err = c.settle(base)
+	return c.unless(err == nil, c.path), err
+}
+
+// unless is the paths, or none where all is well.
+func (c *checkpoint) unless(well bool, paths ...string) []string {
+	if well {
+		return nil
+	}
+	return paths
+}
+
+// settle brings the names in the parent to the device. An error says that the checkpoint may not be in its place
+// after a failure of power.
+func (c *checkpoint) settle(base string) error {
+	if err := filesys.Retry(func() error { return c.sys.Fsync(c.parent) }); err != nil {
 		return c.failed("bring to the device the directory of", base, err)
 	}
 	return nil
 }
+
+// isAt reports whether, after a renaming that ended with err, the checkpoint certainly has the name. A call
+// without an answer may still take place.
+func (c *checkpoint) isAt(name string, err error) bool {
+	var mine, there unix.Stat_t
+	if errors.Is(err, filesys.ErrHang) {
+		return false
+	}
+	err = filesys.Retry(func() error { return c.sys.Fstat(c.dir, &mine) })
+	if err == nil {
+		err = filesys.Retry(func() error { return c.sys.Fstatat(c.parent, name, &there) })
+	}
+	return err == nil && mine.Dev == there.Dev && mine.Ino == there.Ino
+}
+
+// missing reports whether, after a renaming that ended with err, there is certainly nothing of the name.
+func (c *checkpoint) missing(name string, err error) bool {
+	var there unix.Stat_t
+	return !errors.Is(err, filesys.ErrHang) &&
+		errors.Is(filesys.Retry(func() error { return c.sys.Fstatat(c.parent, name, &there) }), unix.ENOENT)
+}
+
+// asideSuffix is that of the older checkpoint's name where names cannot be exchanged.
+const asideSuffix = "-old"
 
 // fill writes all files of a checkpoint.
 func (e *Engine) fill(l *lane, c *checkpoint, st *State, extra []byte) (err error) {

@@ -9,12 +9,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/rankdir"
 )
 
@@ -281,6 +284,81 @@ func TestEveryFileCallOfStreamedStateFailsOnce(t *testing.T) {
 				}
 			}
 			other := r.newState("other", 300<<10, 5)
+			check(t, r.LoadState(other.id, dir))
+			other.want = s.want
+			check(t, other.holdsOnHost())
+		})
+	}
+}
+
+// A save that fails after it has begun to change names removes nothing: the older checkpoint and the new one are both
+// whole, one of them at the place. The next save removes the other.
+func TestASaveThatFailsAtTheEndRemovesNoCheckpoint(t *testing.T) {
+	for what, c := range map[string]struct {
+		names string // faults of renamings
+		last  bool   // the last fsync fails
+		code  int
+		want  int // checkpoints
+	}{
+		"the last fsync":                    {last: true, code: CodeIO, want: 2},
+		"the last fsync, without exchange":  {names: "rename:1:EINVAL,", last: true, code: CodeIO, want: 2},
+		"the exchange":                      {names: "rename:1:EIO", code: CodeIO, want: 1},
+		"the first renaming":                {names: "rename:1:EINVAL,rename:2:EIO", code: CodeIO, want: 1},
+		"the second renaming":               {names: "rename:1:EINVAL,rename:3:EIO", code: CodeIO, want: 1},
+		"the second renaming, and its undo": {names: "rename:1:EINVAL,rename:3:EIO,rename:4:EIO", code: CodeIO, want: 2},
+		"the exchange hangs":                {names: "rename:1:hang", code: CodeTimeout, want: 2},
+		"the second renaming hangs":         {names: "rename:1:EINVAL,rename:3:hang", code: CodeTimeout, want: 2},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := newRigWith(t, Config{ChunkBytes: 4 << 20, StateChunk: stateChunk, IOTimeout: time.Second})
+			s := r.filled(300<<10, 5)
+			parent := t.TempDir()
+			dir := filepath.Join(parent, "checkpoint")
+			check(t, s.SaveState(s.id, dir, nil))
+			check(t, r.sys.Set(""))
+			check(t, s.SaveState(s.id, dir, nil))
+			syncs := r.sys.Calls()["fsync"]
+			before := slices.Clone(s.want)
+			s.want[0] = randomBytes(300 << 10)
+			check(t, r.WriteStateHost(s.id, 0, 0, s.want[0]))
+			faults := c.names
+			if c.last {
+				faults += fmt.Sprintf("fsync:%d:EIO", syncs)
+			}
+			check(t, r.sys.Set(faults))
+			err := s.SaveState(s.id, dir, nil)
+			if Code(err) != c.code {
+				t.Errorf("%v (code %d)", err, Code(err))
+			}
+			if c.code == CodeTimeout {
+				if err := s.SaveState(s.id, dir, nil); !errors.Is(err, filesys.ErrHang) {
+					t.Errorf("while it hangs: %v", err)
+				}
+				check(t, r.sys.Set(""))
+				for len(r.states.store.Deadline().Hung()) > 0 {
+					runtime.Gosched()
+				}
+			}
+			check(t, r.sys.Set(""))
+			list := names(t, parent)
+			if len(list) != c.want {
+				t.Fatalf("there are %v after %v", list, err)
+			}
+			other := r.newState("other", 300<<10, 5)
+			for _, name := range list {
+				if path := filepath.Join(parent, name); c.want > 1 && !strings.Contains(err.Error(), path) {
+					t.Errorf("%v does not name %s", err, path)
+				}
+				check(t, r.LoadState(other.id, filepath.Join(parent, name)))
+				if other.want = s.want; other.holdsOnHost() != nil {
+					other.want = before
+					check(t, other.holdsOnHost())
+				}
+			}
+			check(t, s.SaveState(s.id, dir, nil))
+			if got := names(t, parent); !slices.Equal(got, []string{"checkpoint"}) {
+				t.Errorf("left beside the checkpoint: %v", got)
+			}
 			check(t, r.LoadState(other.id, dir))
 			other.want = s.want
 			check(t, other.holdsOnHost())

@@ -20,7 +20,8 @@ type lane struct {
 	mu      sync.Mutex // held by the request that has the lane, over its transfers
 	pool    *pipeline.Pool
 	staging *staging.Staging
-	device  int // whose NUMA node the staging memory is on
+	device  int      // whose NUMA node the staging memory is on
+	left    []string // checkpoints that saves left beside their places; of the lane that loads
 
 	bytes uint64 // of staging memory; guarded by states.mu
 }
