@@ -289,7 +289,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
     # ---- state dict and checkpoints ----------------------------------------------------------
 
     def state_dict(self, to: Optional[Path] = None) -> Dict[str, Any]:
-        """As that of torch.optim's optimizer of this kind, which can load it, with the fp32 masters under "master".
+        """As that of torch.optim's optimizer of this kind, which can load it, with the fp32 masters under "master"
+        (of parameters that have one by now: after load_state_dict() without it, from the next step on).
         The tensors lie in files that are mapped into memory, so that no more of the state is in memory at a time
         than is in use.
 
@@ -310,7 +311,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                     if piece.steps == 0 or piece.number in state:
                         continue
                     entry: Dict[str, Any] = {"step": torch.tensor(float(piece.steps))}
-                    for name in bucket.segments:
+                    for name in _filled(bucket, piece):
                         path = None if to is None else os.path.join(folder, f"{piece.number}.{name}")
                         array = _mapped(path, folder, piece.parameter.numel(), self._types[name])
                         flat[piece.number, name] = array
@@ -320,7 +321,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 for name in bucket.segments:
                     for part, begin in self._host_parts(bucket, name, read=True):
                         for piece, inside, place in _overlaps(bucket, begin, part.numel()):
-                            if piece.steps > 0:
+                            if piece.steps > 0 and name in _filled(bucket, piece):
                                 flat[piece.number, name][inside].copy_(part[place])
             return {"state": state, "param_groups": self._packed_groups()}
 
@@ -340,7 +341,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 sources: Dict[int, Dict[str, Any]] = {}
                 for piece in bucket.pieces:
                     entry = saved.get(piece.number, {})
-                    piece.steps, piece.has_master = int(entry.get("step", 0)), MASTER in entry
+                    piece.steps, piece.has_master = int(entry.get("step", 0)), entry.get(MASTER) is not None
                 for name in bucket.segments:
                     flat = {
                         p.number: _flat(p.parameter, saved[p.number][name])
@@ -958,6 +959,11 @@ def _overlaps(bucket: Bucket, begin: int, count: int) -> Iterator[Tuple[Piece, s
         if first < last:
             shift = piece.begin - piece.at
             yield piece, slice(first + shift, last + shift), slice(first - begin, last - begin)
+
+
+def _filled(bucket: Bucket, piece: Piece) -> List[str]:
+    """The segments that hold something of a piece that had an update."""
+    return [name for name in bucket.segments if name != MASTER or piece.has_master]
 
 
 def _mapped(path: Optional[str], folder: str, elements: int, kind: Any) -> Any:

@@ -325,6 +325,23 @@ class StateDicts(Streamed):
         self.train(plain, made, optimizer, 2, 1)
         self.all_same(plain, made)
 
+    def test_masters_that_are_not_made_yet_are_not_given(self):
+        plain = Plain(parameters(), torch.optim.AdamW)
+        loss_of(plain.parameters, 0).backward()
+        plain.step()
+        first = self.streamed(copy.deepcopy(plain.parameters))
+        first.load_state_dict(plain.optimizer.state_dict())
+        saved = first.state_dict()
+        self.assertFalse([n for n, entry in saved["state"].items() if "master" in entry])
+        made = copy.deepcopy(plain.parameters)
+        optimizer = self.streamed(made)
+        optimizer.load_state_dict(saved)
+        with torch.no_grad():
+            for parameter, master in zip(plain.parameters, plain.masters):
+                master.copy_(parameter)
+        self.train(plain, made, optimizer, 2, 1)
+        self.all_same(plain, made)
+
     def test_in_files_with_names(self):
         made = parameters()
         optimizer = self.streamed(made)
