@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"sort"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/mem"
 	"github.com/ebb-offload/ebb/internal/pipeline"
+	"github.com/ebb-offload/ebb/internal/rankdir"
 	"github.com/ebb-offload/ebb/internal/store"
 )
 
@@ -359,11 +361,11 @@ func (e *Engine) awaitStream(r *stateRequest) error {
 	return fmt.Errorf("%w: wait for the work before the write: %w", ErrDeviceFault, err)
 }
 
-// noWriteHangs refuses a write while an earlier one has no answer: when it comes, it may land over the newer
-// bytes.
+// noWriteHangs refuses a write while an earlier one of a state's file has no answer: when it comes, it may land
+// over the newer bytes.
 func (e *Engine) noWriteHangs() error {
 	for _, h := range e.states.store.Deadline().Hung() {
-		if h.Call == "write" {
+		if h.Call == "write" && rankdir.IsDataFile(filepath.Base(h.Path)) {
 			return fmt.Errorf("%w: the write of %s hangs since %v, and no other is begun until it returns: try again when the disk answers",
 				filesys.ErrHang, h.Path, time.Since(h.Since).Round(time.Second))
 		}

@@ -711,6 +711,24 @@ func TestADiskThatGivesNoAnswer(t *testing.T) {
 	s.intact(slot)
 }
 
+// A checkpoint lies elsewhere: while a write to it hangs, a step goes on.
+func TestADiskOfCheckpointsThatGivesNoAnswer(t *testing.T) {
+	r := newRigWith(t, Config{ChunkBytes: 4 << 20, StateChunk: stateChunk, IOTimeout: time.Second})
+	s := r.newState("adam", 300<<10)
+	slot, stream := r.slot(1<<20, 0), r.stream(0)
+	s.mustUpdate(slot, stream, 0)
+	check(t, r.sys.Set("clone:*:EOPNOTSUPP,pwrite:1:hang"))
+	if err := r.SaveState(s.id, filepath.Join(t.TempDir(), "saved"), nil); Code(err) != CodeTimeout {
+		t.Fatalf("%v", err)
+	}
+	s.mustUpdate(slot, stream, 0)
+	s.intact(slot)
+	check(t, r.sys.Set(""))
+	for len(r.states.store.Deadline().Hung()) > 0 {
+		runtime.Gosched()
+	}
+}
+
 // A reset ends streams, kernels and pins of the lanes; the state stays.
 func TestAStateOutlivesAResetOfTheDevice(t *testing.T) {
 	r := newStateRig(t)
