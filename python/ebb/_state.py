@@ -41,6 +41,10 @@ class Done(NamedTuple):
     """That wait waited for it."""
 
 
+Ticket = ctypes.c_uint64
+"""Of a request; 0 is none."""
+
+
 class PartStruct(ctypes.Structure):
     """ebb_state_io."""
 
@@ -124,21 +128,23 @@ class State:
         self.block: int = lib.ebb_state_block(self._number)
         """The unit of offsets in a segment."""
 
-    def read(self, parts: Sequence[Part]) -> int:
+    def read(self, parts: Sequence[Part], ticket: Optional[Ticket] = None) -> int:
         """Begins to read to device memory, and gives the ticket for wait. Until then nobody may use that memory;
         work of the GPU that uses it must have ended.
 
+        ticket: is set to it, even where an interruption (Ctrl-C) takes the result away.
+
         Raises WrongState while the rank's memory is paused; InvalidArgument.
         """
-        return self._begin("ebb_state_read", parts)
+        return self._begin("ebb_state_read", parts, ticket)
 
-    def write(self, parts: Sequence[Part], stream: int = 0) -> int:
+    def write(self, parts: Sequence[Part], stream: int = 0, ticket: Optional[Ticket] = None) -> int:
         """Begins to write from device memory once the work that is in the stream now is done, and gives the ticket
         for wait. Until then the memory may be read only. stream: a CUDA stream; 0: the legacy default one.
 
         Raises what read raises.
         """
-        return self._begin("ebb_state_write", parts, stream)
+        return self._begin("ebb_state_write", parts, ticket, stream)
 
     def wait(self, ticket: int) -> Done:
         """Waits for the end of a request, once for each, and raises its error. DiskError, NoSpace, Timeout after a
@@ -181,9 +187,9 @@ class State:
             raise WrongState(f"the state {self.name!r} is closed")
         return self._number
 
-    def _begin(self, function: str, parts: Sequence[Part], *arguments: Any) -> int:
+    def _begin(self, function: str, parts: Sequence[Part], ticket: Optional[Ticket], *arguments: Any) -> int:
         array = (PartStruct * len(parts))(*(PartStruct(p.segment, 0, p.offset, p.bytes, p.address) for p in parts))
-        ticket = ctypes.c_uint64()
+        ticket = Ticket() if ticket is None else ticket
         call = getattr(library(), function)
         _abi.check(call(self._open(), array, len(array), *arguments, ctypes.byref(ticket)))
         return ticket.value

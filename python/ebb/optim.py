@@ -27,7 +27,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 from . import _device, _memory
 from ._errors import Error, InvalidArgument, StateError, UnsafeConfiguration, WrongState
 from ._layout import Bucket, Piece, aligned, pack
-from ._state import Done, Part, Path, State
+from ._state import Done, Part, Path, State, Ticket
 
 __all__ = ["Pass", "StreamedAdam", "StreamedAdamW", "StreamedOptimizer", "StreamedSGD", "requested"]
 
@@ -161,8 +161,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """One update of all parameters that have a gradient, as torch.optim does it. Gives what the closure gave.
 
-        After a StateError some buckets are updated and others not, and those whose write failed keep their new
-        values on the GPU. Make room or wait for the disk, leave gradients as they are, and call step() again: it
+        After a StateError, or an interruption, some buckets are updated and others not, and those whose write failed
+        keep their new values on the GPU. Make room or wait for the disk, leave gradients as they are, and call step() again: it
         continues where it stopped, without the closure.
 
         Raises StateError; WrongState: the memory is paused, the optimizer is closed, or gradients changed since a
@@ -193,7 +193,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                     f"{self._state.name}: {len(step.left())} of {step.buckets} buckets are not updated in the files: {err}. "
                     "Remove the cause, leave the gradients as they are, and call step() again: it continues there",
                 ) from err
-            except BaseException:
+            except BaseException:  # interrupted: step() continues, too
                 slots.drain()
                 raise
             self._behind = None
@@ -248,14 +248,16 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             slot = slots.of(bucket) or slots.read(bucket)
             slots.read_ahead(order[i + 1 : i + self.buckets_in_flight], slot)
             slots.arrive(slot)
-            done = self._update(bucket, slot, slots, step)
-            slots.write(slot, functools.partial(step.written, bucket, done))
+            slot.sound = False
+            slots.write(slot, *self._update(bucket, slot, slots, step))
             slots.read_ahead(order[i + 1 : i + self.buckets_in_flight], slot)
         slots.settle()
 
-    def _update(self, bucket: Bucket, slot: "_Slot", slots: "_Slots", step: "_Step") -> List[Piece]:
-        """Queues the update of a bucket that is on the GPU. Parameters come last: up to them nothing is changed that
-        is not in the slot. The pieces that have a gradient."""
+    def _update(
+        self, bucket: Bucket, slot: "_Slot", slots: "_Slots", step: "_Step"
+    ) -> Tuple[Callable[[], None], Callable[[], None]]:
+        """Queues the update of a bucket that is on the GPU: in its slot, not yet of the parameters. What is to be
+        called for these, and when the files hold the new values. Both may be called again."""
         pieces = [p for p in bucket.pieces if p.number in step.gradients]
         moments, work = slot.areas, slots.work
         if self.moments_dtype != "fp32":
@@ -282,9 +284,12 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         if self.moments_dtype != "fp32":
             for name in self.segments:
                 slot.areas[name][: bucket.elements].copy_(moments[name][: bucket.elements])
-        for piece, value in zip(pieces, values):
-            _set_flat(piece.parameter, piece.begin, piece.end, value)
-        return pieces
+
+        def set_parameters() -> None:
+            for piece, value in zip(pieces, values):
+                _set_flat(piece.parameter, piece.begin, piece.end, value)
+
+        return set_parameters, functools.partial(step.written, bucket, [(p, p.steps + 1) for p in pieces])
 
     # ---- state dict and checkpoints ----------------------------------------------------------
 
@@ -688,12 +693,11 @@ class _Step:
         """Buckets that are behind."""
         return list(self._left)
 
-    def written(self, bucket: Bucket, pieces: List[Piece]) -> None:
-        """The files hold the new values of a bucket."""
-        self._left.remove(bucket)
-        for piece in pieces:
-            piece.steps += 1
-            piece.has_master = bucket.masters
+    def written(self, bucket: Bucket, steps: List[Tuple[Piece, int]]) -> None:
+        """The files hold the new values of a bucket, after so many steps of its pieces."""
+        for piece, count in steps:
+            piece.steps, piece.has_master = count, bucket.masters
+        self._left = [b for b in self._left if b is not bucket]
 
     def check_unchanged(self) -> None:
         now = {n: p.grad for n, p in enumerate(self._parameters) if p.grad is not None}
@@ -712,13 +716,19 @@ class _Step:
 
 
 class _Slot:
-    """GPU memory for the streamed segments of one bucket."""
+    """GPU memory for the streamed segments of one bucket.
+
+    An interruption (Ctrl-C) comes between any two operations of Python, so that what is said here is said before
+    it is so, and is taken back after: what may be new is kept, what may be half is read again. The tickets are set
+    by the function that begins the request, and are 0 where none is under way.
+    """
 
     def __init__(self, memory: _device.Memory, areas: Dict[str, Any]) -> None:
         self.memory, self.areas = memory, areas
         self.bucket: Optional[Bucket] = None  # whose values are here, or on the way
-        self.reading = 0  # ticket
-        self.writing = 0  # ticket
+        self.sound = False  # they are those of the files, once they are read; otherwise an update has begun
+        self.reading, self.writing = Ticket(), Ticket()
+        self.set_parameters: Optional[Callable[[], None]] = None  # to be called before new values are written
         self.written: Optional[Callable[[], None]] = None  # called when new values that are here are in the files
 
 
@@ -787,66 +797,74 @@ class _Slots:
         if slot is None:
             slot = self._oldest_write()
             self._wait_written(slot)
-        slot.reading = self._state.read(self._parts(bucket, slot))
-        slot.bucket = bucket
+        slot.sound, slot.bucket = False, bucket
+        try:
+            self._state.read(self._parts(bucket, slot), slot.reading)
+        except Error:
+            slot.bucket = None
+            raise
+        slot.sound = True
         return slot
 
     def read_ahead(self, buckets: Sequence[Bucket], current: _Slot) -> None:
         """Begins to read what fits, waiting for writes, but not for that of the current slot."""
         for bucket in buckets:
             if self.of(bucket) is None:
-                if self.free_one() is None and not any(s.writing and s is not current for s in self._slots):
+                if self.free_one() is None and not any(s.writing.value and s is not current for s in self._slots):
                     return
                 self.read(bucket)
 
     def arrive(self, slot: _Slot) -> None:
         """Waits until a bucket is in its slot."""
-        ticket, slot.reading = slot.reading, 0
-        if ticket:
+        if slot.reading.value:
             try:
-                self._traffic["read"].append(self._state.wait(ticket))
-            except BaseException:
+                self._wait("read", slot.reading)
+            except Error:
                 slot.bucket = None
                 raise
 
-    def write(self, slot: _Slot, written: Callable[[], None]) -> None:
-        """Begins to write a bucket from its slot, after the work that is in the current stream."""
+    def write(self, slot: _Slot, set_parameters: Callable[[], None], written: Callable[[], None]) -> None:
+        """Sets the parameters of a bucket, and begins to write it from its slot, after the work that is in the
+        current stream."""
+        slot.set_parameters = set_parameters
         slot.written = written
         self._write(slot)
 
     def write_again(self) -> None:
         """Begins those writes again that failed."""
         for slot in self._slots:
-            if slot.written is not None and not slot.writing:
+            if slot.written is not None and not slot.writing.value:
                 self._write(slot)
 
     def settle(self) -> None:
         """Waits for all writes."""
-        for slot in sorted(self._slots, key=lambda s: s.writing):
-            if slot.writing:
+        for slot in sorted(self._slots, key=lambda s: s.writing.value):
+            if slot.writing.value:
                 self._wait_written(slot)
 
     def keep_only(self, buckets: Sequence[Bucket]) -> None:
-        """Gives slots up whose buckets are not wanted, unless they hold new values."""
+        """Gives slots up whose buckets are not wanted, or whose update was interrupted, unless they hold new
+        values."""
         for slot in self._slots:
-            if slot.written is None and slot.bucket is not None and slot.bucket not in buckets:
+            if slot.written is None and slot.bucket is not None and not (slot.sound and slot.bucket in buckets):
+                if not slot.sound:
+                    self._synchronize()
                 self._give_up(slot)
 
     def drain(self) -> None:
         """Waits for all requests and for the device, whatever they say. New values whose write failed stay."""
         for slot in self._slots:
-            if slot.writing:
+            if slot.writing.value:
                 with contextlib.suppress(Error):
                     self._wait_written(slot)
             elif slot.written is None:
                 self._give_up(slot)
-        if self._device.type == "cuda":  # an update that failed may be under way in part
-            torch.cuda.synchronize(self._device)
+        self._synchronize()
 
     def forget(self) -> None:
         """Gives up new values."""
         for slot in self._slots:
-            slot.bucket = slot.written = None
+            slot.bucket = slot.written = slot.set_parameters = None
 
     def free(self) -> None:
         """Gives the memory back, when nothing uses it."""
@@ -861,19 +879,37 @@ class _Slots:
         slot.bucket = None
 
     def _oldest_write(self) -> _Slot:
-        return min((s for s in self._slots if s.writing), key=lambda s: s.writing)
+        return min((s for s in self._slots if s.writing.value), key=lambda s: s.writing.value)
+
+    def _synchronize(self) -> None:
+        """Waits for the device: an update that failed may be under way in part."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _write(self, slot: _Slot) -> None:
         assert slot.bucket is not None
+        if slot.set_parameters is not None:
+            slot.set_parameters()
+            slot.set_parameters = None
         stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
-        slot.writing = self._state.write(self._parts(slot.bucket, slot), stream)
+        self._state.write(self._parts(slot.bucket, slot), stream, slot.writing)
 
     def _wait_written(self, slot: _Slot) -> None:
-        ticket, slot.writing = slot.writing, 0
-        self._traffic["write"].append(self._state.wait(ticket))
-        written, slot.written, slot.bucket = slot.written, None, None
-        assert written is not None
-        written()
+        self._wait("write", slot.writing)
+        assert slot.written is not None
+        slot.written()
+        slot.written = None
+        slot.bucket = None
+
+    def _wait(self, way: str, ticket: Ticket) -> None:
+        """Where it is interrupted the request counts as under way. The next call then waits for it, or is told that
+        somebody has."""
+        try:
+            self._traffic[way].append(self._state.wait(ticket.value))
+        except Error:
+            ticket.value = 0
+            raise
+        ticket.value = 0
 
     @staticmethod
     def _parts(bucket: Bucket, slot: _Slot) -> List[Part]:

@@ -4,6 +4,7 @@ reach. Needs PyTorch (make test-python finds an interpreter that has it, or says
 import copy
 import gc
 import io
+import itertools
 import os
 import tempfile
 import unittest
@@ -19,6 +20,7 @@ except ImportError:
     torch = None
 else:
     import ebb.optim
+    from ebb._state import State
     from ebb.optim import StreamedAdam, StreamedAdamW, StreamedSGD
 
 FP32, BF16, FP16 = (getattr(torch, name, None) for name in ("float32", "bfloat16", "float16"))
@@ -642,6 +644,77 @@ assert all(torch.equal(bits(a), bits(b)) for a, b in zip(plain.parameters, made)
 assert {float(e["step"]) for e in optimizer.state_dict()["state"].values()} == {6.0}
 print("failed", failed)
 """
+
+
+class Interruptions(Streamed):
+    """Whatever stops a step, step() goes on with it: no update is left out, and none is done twice."""
+
+    def stopped_in(self, where, name, before, error=KeyboardInterrupt):
+        """A step is stopped before or after one call of a function, whichever it is; then step() is called again."""
+        function = getattr(where, name)
+        for number in (1, 5):
+            plain, made = Plain(parameters(), torch.optim.AdamW, lr=1e-2, foreach=True), parameters()
+            optimizer = self.streamed(made, lr=1e-2, foreach=True)
+            self.train(plain, made, optimizer, 1)
+            plain.zero_grad()
+            optimizer.zero_grad(set_to_none=True)
+            for side in (plain.parameters, made):
+                loss_of(side, 1).backward()
+            calls = itertools.count(1)
+
+            def stopped(*arguments, **options):
+                stop = next(calls) == number
+                if stop and before:
+                    raise error
+                result = function(*arguments, **options)
+                if stop:
+                    raise error
+                return result
+
+            with self.subTest(name, number=number, before=before), mock.patch.object(where, name, stopped):
+                with self.assertRaises(error if error is KeyboardInterrupt else ebb.StateError):
+                    optimizer.step()
+                with self.assertRaises(ebb.WrongState):
+                    optimizer.state_dict()
+                optimizer.step()
+                plain.step()
+                self.train(plain, made, optimizer, 1, 2)
+                self.all_same(plain, made)
+                self.assertEqual({float(e["step"]) for e in optimizer.state_dict()["state"].values()}, {3.0})
+            optimizer.close()
+
+    def test_while_parameters_are_set(self):
+        for before in (True, False):
+            self.stopped_in(ebb.optim, "_set_flat", before)
+        self.stopped_in(ebb.optim, "_set_flat", True, RuntimeError)
+
+    def test_while_a_bucket_is_updated(self):
+        self.stopped_in(StreamedAdamW, "update", False)
+
+    def test_while_requests_are_under_way(self):
+        for name in ("read", "write", "wait"):
+            for before in (True, False):
+                self.stopped_in(State, name, before)
+
+    def test_while_a_write_that_is_done_is_registered(self):
+        for before in (True, False):
+            self.stopped_in(ebb.optim._Step, "written", before)
+
+    def test_a_read_that_was_begun_is_waited_for(self):
+        made = parameters()
+        optimizer, begun = self.streamed(made), []
+        read, wait = State.read, State.wait
+
+        def interrupted(*arguments):
+            begun.append(read(*arguments))
+            raise KeyboardInterrupt
+
+        with mock.patch.object(State, "read", interrupted), self.assertRaises(KeyboardInterrupt):
+            optimizer.prefetch()
+        waited = []
+        with mock.patch.object(State, "wait", lambda state, ticket: (waited.append(ticket), wait(state, ticket))[1]):
+            optimizer.release()
+        self.assertEqual(waited, begun)
 
 
 class Failures(Streamed):
