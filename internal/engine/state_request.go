@@ -56,9 +56,10 @@ type stateRequest struct {
 	event device.Event // that a write waits for; guarded by states.mu until it is its turn
 	reset bool         // its device was; guarded by states.mu
 
-	moved  pipeline.Moved
-	result StateDone
-	err    error
+	moved   pipeline.Moved
+	touched bool // a write has begun
+	result  StateDone
+	err     error
 }
 
 // part is a run of blocks of a segment.
@@ -261,6 +262,9 @@ func (e *Engine) carryOut(r *stateRequest) {
 	}
 	r.after = nil // and those that they waited for
 	err := guarded(0, func(int) error { return e.perform(r) })
+	if err != nil && (r.touched || r.direction == pipeline.Store && r.bytes == nil) {
+		r.forget(e.states.block)
+	}
 	e.letGoOf(r)
 	s := &e.states
 	s.mu.Lock()
@@ -323,17 +327,21 @@ func (e *Engine) perform(r *stateRequest) error {
 	if err := e.noWriteHangs(); err != nil {
 		return err
 	}
-	err := e.transferState(l, r)
-	if err == nil {
-		err = settle(r)
+	r.touched = true
+	if err := e.transferState(l, r); err != nil {
+		return err
 	}
-	if err != nil { // some blocks are new, some old: none may be taken for either
-		for i := range r.len(e.states.block) {
-			p, off, _ := r.at(e.states.block, i)
-			p.backing.Mark(off, store.Block{State: store.Absent})
-		}
+	return settle(r)
+}
+
+// forget makes the blocks of a write that failed absent. Where it was under way some are new and some old: none may
+// be taken for either. Of one from device memory also the old ones are of no use: the step that it
+// belongs to would be lost.
+func (r *stateRequest) forget(block uint64) {
+	for i := range r.len(block) {
+		p, off, _ := r.at(block, i)
+		p.backing.Mark(off, store.Block{State: store.Absent})
 	}
-	return err
 }
 
 // awaitStream waits until the stream of a write has come as far as it was when the write was made.

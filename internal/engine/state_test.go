@@ -686,9 +686,10 @@ func TestHostMemoryDoesNotGrowWithTheState(t *testing.T) {
 // While a write has no answer no other one is begun, since the late one might land over newer bytes.
 func TestADiskThatGivesNoAnswer(t *testing.T) {
 	r := newRigWith(t, Config{ChunkBytes: 4 << 20, StateChunk: stateChunk, IOTimeout: time.Second})
-	s := r.newState("adam", 300<<10)
-	slot, stream := r.slot(1<<20, 0), r.stream(0)
+	s := r.newState("adam", 300<<10, 5)
+	slot, other, stream := r.slot(1<<20, 0), r.slot(1<<20, 0), r.stream(0)
 	s.mustUpdate(slot, stream, 0)
+	s.mustUpdate(other, stream, 1)
 	check(t, r.sys.Set("pwrite:2:hang"))
 	ticket, err := s.update(slot, stream, 0)
 	check(t, err)
@@ -704,10 +705,16 @@ func TestADiskThatGivesNoAnswer(t *testing.T) {
 	if err := again(); !errors.Is(err, filesys.ErrHang) {
 		t.Errorf("while it hangs: %v", err)
 	}
+	_, err = s.update(other, stream, 1) // which fails before it has begun
+	check(t, err)
+	if _, err := s.read(r.slot(1<<20, 0), 1); !errors.Is(err, store.ErrAbsent) {
+		t.Errorf("old bytes after a write that failed: %v", err)
+	}
 	check(t, r.sys.Set(""))
 	for err = again(); errors.Is(err, filesys.ErrHang); err = again() { // until the call has returned
 	}
 	check(t, err)
+	s.mustUpdate(other, stream, 1)
 	s.intact(slot)
 }
 
@@ -743,7 +750,7 @@ func TestAStateOutlivesAResetOfTheDevice(t *testing.T) {
 }
 
 // A write whose turn has not come when the device is reset fails: the work that was to come before it is gone.
-// What it was to write over is as it was.
+// What it was to write over is of the step before, and is not handed out.
 func TestAWriteThatWaitsWhileTheDeviceIsReset(t *testing.T) {
 	r := newStateRig(t)
 	s := r.newState("adam", 300<<10, 300<<10)
@@ -773,6 +780,9 @@ func TestAWriteThatWaitsWhileTheDeviceIsReset(t *testing.T) {
 	if _, err := r.WaitState(s.id, second); Code(err) != CodeState || !strings.Contains(err.Error(), "was reset") {
 		t.Errorf("%v", err)
 	}
-	clear(s.want[1])
+	if _, err := s.read(other, 1); !errors.Is(err, store.ErrAbsent) {
+		t.Errorf("a read after it: %v", err)
+	}
+	s.mustUpdate(other, 0, 1)
 	s.intact(slot)
 }
