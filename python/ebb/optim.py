@@ -389,13 +389,17 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             extra = _extra(folder)
             for key, mine in self._layout().items():
                 _compare(folder, key, extra.get(key), mine)
-            self._drop()
-            self._torn = f"load() of {os.fspath(folder)!r} failed: load it, or another checkpoint"
+            self._settle()
+            former, self._torn = self._torn, f"load() of {os.fspath(folder)!r} failed: load it, or another checkpoint"
             try:
                 self._state.load(folder)
-            except InvalidArgument:
-                self._torn = ""
+            except InvalidArgument:  # the state is as it was: not usable, or amid a step that goes on
+                self._torn = former
                 raise
+            except Error:
+                self._drop()
+                raise
+            self._drop()
             for bucket, pieces in zip(self._buckets, extra["pieces"]):
                 for piece, (steps, has_master) in zip(bucket.pieces, pieces):
                     piece.steps, piece.has_master = steps, has_master

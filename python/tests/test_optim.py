@@ -5,6 +5,7 @@ import copy
 import gc
 import io
 import itertools
+import json
 import os
 import tempfile
 import unittest
@@ -479,6 +480,50 @@ class Checkpoints(Streamed):
             optimizer.step()
         with self.assertRaises(ebb.WrongState):
             optimizer.state_dict()
+
+
+    def refused(self, optimizer):
+        """A checkpoint of this optimizer, of which the files do not take anything."""
+        folder = os.path.join(self.folder, "refused")
+        optimizer.save(folder)
+        path = os.path.join(folder, "manifest.json")
+        with open(path) as file:
+            manifest = json.load(file)
+        manifest["segments"][0]["bytes"] += manifest["block_bytes"]
+        with open(path, "w") as file:
+            json.dump(manifest, file)
+        return folder
+
+    def test_one_that_is_refused_makes_no_unusable_state_usable(self):
+        made, optimizer = self.trained()
+        refused, changed = self.refused(optimizer), os.path.join(self.folder, "changed")
+        optimizer.save(changed)
+        for name in os.listdir(changed):
+            if name.startswith("segment"):
+                os.truncate(os.path.join(changed, name), 0)
+        with self.assertRaises(ebb.Error):
+            optimizer.load(changed)
+        with self.assertRaises(ebb.InvalidArgument):
+            optimizer.load(refused)
+        with self.assertRaisesRegex(ebb.WrongState, "changed' failed: load it"):
+            optimizer.step()
+
+    def test_one_that_is_refused_takes_nothing_of_a_step_that_failed(self):
+        plain, made = Plain(parameters(), torch.optim.AdamW, foreach=True), parameters()
+        optimizer = self.streamed(made, foreach=True)
+        self.train(plain, made, optimizer, 1)
+        refused = self.refused(optimizer)
+        for side in (plain.parameters, made):
+            loss_of(side, 1).backward()
+        with mock.patch.object(ebb.optim, "_set_flat", side_effect=RuntimeError), self.assertRaises(ebb.StateError):
+            optimizer.step()
+        with self.assertRaises(ebb.InvalidArgument):
+            optimizer.load(refused)
+        with self.assertRaises(ebb.WrongState):
+            optimizer.state_dict()
+        optimizer.step()
+        plain.step()
+        self.all_same(plain, made)
 
 
 class Refused(Streamed):
