@@ -103,6 +103,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         for group in self.param_groups:
             self.check_group(group)
         self._device = _one_device(self._parameters())
+        self._laid_out = [_lies(p) for p in self._parameters()]
         self._buckets = pack([g["params"] for g in self.param_groups], _needs_master, bucket_elements)
         self._types = {MASTER: torch.float32, **{name: _MOMENTS[self.moments_dtype] for name in self.segments}}
         sizes: List[int] = []
@@ -165,7 +166,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         keep their new values on the GPU. Make room or wait for the disk, leave gradients as they are, and call step() again: it
         continues where it stopped, without the closure.
 
-        Raises StateError; WrongState: the memory is paused, the optimizer is closed, or gradients changed since a
+        Raises StateError; WrongState: the memory is paused, the optimizer is closed, a parameter has another type,
+        shape or order of elements in memory than when the optimizer was made, or gradients changed since a
         StateError; InvalidArgument: a sparse gradient.
         """
         with self._lock, torch.no_grad():
@@ -413,7 +415,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             "optimizer": type(self).__name__,
             "segments": list(self.segments),
             "moments_dtype": self.moments_dtype,
-            "parameters": [[_name(p.dtype), list(p.shape), _order(p)] for p in self._parameters()],
+            "parameters": self._laid_out,
             "bucket_elements": aligned(self.bucket_elements),
             "buckets": [[b.group, [[p.number, p.begin, p.end] for p in b.pieces]] for b in self._buckets],
         }
@@ -528,6 +530,14 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
     def _check_open(self) -> None:
         if self._state.closed:
             raise WrongState(f"{self._state.name} is closed")
+        for number, (parameter, before) in enumerate(zip(self._parameters(), self._laid_out)):
+            now = _lies(parameter)
+            if now != before:
+                raise WrongState(
+                    f"{self._state.name}: parameter {number} was {_told(before)} when the optimizer was made, and is {_told(now)}: "
+                    "its state is laid out like that, element by element. Make it what it was, or a new optimizer, and give "
+                    "that the state dict from before"
+                )
 
     def _check_usable(self) -> None:
         self._check_open()
@@ -964,6 +974,16 @@ def _order(parameter: Any) -> List[int]:
     """In which order _flat numbers elements, as strides."""
     told = parameter if _dense(parameter) else torch.empty(parameter.shape, device="meta")
     return [stride if size != 1 else 0 for stride, size in zip(told.stride(), told.shape)]
+
+
+def _lies(parameter: Any) -> List[Any]:
+    """What must not change while files hold its state: type, shape and order of elements, as JSON."""
+    return [_name(parameter.dtype), list(parameter.shape), _order(parameter)]
+
+
+def _told(lies: List[Any]) -> str:
+    kind, shape, order = lies
+    return f"{kind} of shape {tuple(shape)} with strides {tuple(order)}"
 
 
 def _flat(parameter: Any, tensor: Any) -> Any:

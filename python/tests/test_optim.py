@@ -558,6 +558,29 @@ class Refused(Streamed):
             optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
         self.assertEqual(len(optimizer.param_groups), 2)
 
+    def test_parameters_that_changed_their_layout_or_type(self):
+        made = [torch.nn.Parameter(torch.randn(shape)) for shape in ((3,), (2, 3, 4, 4))]
+        optimizer = self.streamed(made)
+        sum(p.pow(2).sum() for p in made).backward()
+        optimizer.step()
+        saved = optimizer.state_dict()
+        before = [p.detach().clone() for p in made]
+        for change, said in (
+            (lambda p: p.to(memory_format=torch.channels_last), r"parameter 1 was .*strides \(48, 16, 4, 1\).*\(48, 1, 12, 3\)"),
+            (lambda p: p.bfloat16(), "parameter 1 was float32 .* is bfloat16"),
+            (lambda p: p.reshape(4, 24), r"parameter 1 was .*\(4, 24\)"),
+        ):
+            old = made[1].data
+            made[1].data = change(old)
+            for call in (optimizer.step, optimizer.prefetch, optimizer.state_dict, lambda: optimizer.load_state_dict(saved),
+                         lambda: optimizer.save(self.folder), lambda: optimizer.load(self.folder)):
+                with self.assertRaisesRegex(ebb.WrongState, said):
+                    call()
+            made[1].data = old
+        for a, b in zip(before, made):
+            self.same(a, b)
+        optimizer.step()
+
     def test_copies(self):
         optimizer = self.streamed(parameters())
         with self.assertRaisesRegex(TypeError, "state_dict"):
