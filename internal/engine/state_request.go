@@ -11,6 +11,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/filesys"
+	"github.com/ebb-offload/ebb/internal/hostmem"
 	"github.com/ebb-offload/ebb/internal/mem"
 	"github.com/ebb-offload/ebb/internal/pipeline"
 	"github.com/ebb-offload/ebb/internal/rankdir"
@@ -450,29 +451,59 @@ func (e *Engine) WaitState(id, ticket uint64) (StateDone, error) {
 
 // ReadStateHost copies bytes of a segment to p, and WriteStateHost from there. They need not be whole blocks.
 func (e *Engine) ReadStateHost(id uint64, seg uint32, off uint64, p []byte) error {
-	return e.hostRequest(id, pipeline.Load, seg, off, p, func(_ *segment, at uint64, b []byte) error {
-		copy(p[at-off:], b)
-		return nil
+	return e.hostRequest(id, pipeline.Load, seg, off, p, func(r *stateRequest) {
+		r.bytes = func(_ *segment, at uint64, b []byte) error {
+			copy(p[at-off:], b)
+			return nil
+		}
 	})
 }
 
 // WriteStateHost is described at ReadStateHost.
 func (e *Engine) WriteStateHost(id uint64, seg uint32, off uint64, p []byte) error {
-	return e.hostRequest(id, pipeline.Store, seg, off, p, func(s *segment, at uint64, b []byte) error {
-		if given := p[at-off:]; len(given) < len(b) { // the rest of the block stays
-			if err := e.readBlock(s, at, b); err != nil {
-				return err
+	return e.hostRequest(id, pipeline.Store, seg, off, p, func(r *stateRequest) {
+		last := &tail{engine: e, free: func() {}}
+		r.before = func() error { return last.read(r, uint64(len(p))) }
+		r.afterwards = func() { last.free() }
+		r.bytes = func(_ *segment, at uint64, b []byte) error {
+			if given := p[at-off:]; len(given) < len(b) { // the rest of the block stays
+				copy(b, last.bytes)
 			}
+			copy(b, p[at-off:])
+			return nil
 		}
-		copy(b, p[at-off:])
-		return nil
 	})
+}
+
+// tail is the last block of a write, where that gives only its beginning. It is read before any block is written: if
+// it cannot be read, all are as they were.
+type tail struct {
+	engine *Engine
+	bytes  []byte
+	free   func()
+}
+
+// read reads what of n bytes' last block is to stay.
+func (t *tail) read(r *stateRequest, n uint64) error {
+	if n == r.result.Bytes {
+		return nil
+	}
+	block := t.engine.states.block
+	p, off, length := r.at(block, r.len(block)-1)
+	memory, free, err := hostmem.Pages(block, -1)
+	if err != nil {
+		return err
+	}
+	t.bytes = memory[:length]
+	err = t.engine.readBlock(p.segment, off, t.bytes)
+	t.free = func() { filesys.Free(err, func() { _ = free() }) }
+	return err
 }
 
 // readBlock fills p with a block of a segment, checked.
 func (e *Engine) readBlock(s *segment, off uint64, p []byte) error {
 	if err := s.backing.ReadBlock(off, p); err != nil {
-		return err
+		return fmt.Errorf("%v: %w", s, err)
 	}
 	if sum, _ := e.drv.HostFingerprint(e.hash.key, p); sum != s.backing.Block(off).Sum {
 		return stateCorrupt(pipeline.Move{Of: s, Offset: off, Length: uint64(len(p)), Backing: s.backing})
@@ -480,12 +511,13 @@ func (e *Engine) readBlock(s *segment, off uint64, p []byte) error {
 	return nil
 }
 
-func (e *Engine) hostRequest(id uint64, d pipeline.Direction, seg uint32, off uint64, p []byte, bytes func(*segment, uint64, []byte) error) error {
+// hostRequest carries out a request of bytes in host memory, which complete says how to move.
+func (e *Engine) hostRequest(id uint64, d pipeline.Direction, seg uint32, off uint64, p []byte, complete func(*stateRequest)) error {
 	st, err := e.states.state(id)
 	if err != nil || len(p) == 0 {
 		return err
 	}
-	r := &stateRequest{state: st, direction: d, device: st.device, bytes: bytes}
+	r := &stateRequest{state: st, direction: d, device: st.device}
 	whole := StateIO{Segment: seg, Offset: off, Bytes: uint64(len(p))}
 	if uint64(seg) < uint64(len(st.segments)) { // up to the end of the last block
 		size, block := st.segments[seg].size, e.states.block
@@ -496,6 +528,7 @@ func (e *Engine) hostRequest(id uint64, d pipeline.Direction, seg uint32, off ui
 	if err := r.add(e.states.block, whole); err != nil {
 		return err
 	}
+	complete(r)
 	return e.await(r)
 }
 

@@ -297,6 +297,23 @@ func TestHostBytesOfAnyNumber(t *testing.T) {
 	check(t, r.ReadStateHost(s.id, 0, 0, nil))
 }
 
+// A write of part of a block reads the rest first: where that cannot be read, all bytes are as they were.
+func TestBytesThatCannotBeReadAreNotWrittenOver(t *testing.T) {
+	r := newStateRig(t)
+	s := r.newState("adam", 300<<10)
+	slot := r.slot(1<<20, 0)
+	s.mustUpdate(slot, r.stream(0), 0)
+	for _, fault := range []string{"pread:1:EIO", "pread:1:flip"} {
+		check(t, r.sys.Set(fault))
+		err := r.WriteStateHost(s.id, 0, 0, randomBytes(100<<10))
+		if code := Code(err); code != CodeIO && code != CodeCorrupt || !strings.Contains(err.Error(), `segment 0 of the state "adam"`) {
+			t.Errorf("%s: %v", fault, err)
+		}
+		check(t, r.sys.Set(""))
+		s.intact(slot)
+	}
+}
+
 func TestZerosAreNotWritten(t *testing.T) {
 	r := newStateRig(t)
 	s := r.newState("adam", 256<<10)
