@@ -43,6 +43,7 @@ _PARAMETERS = (torch.float32, torch.bfloat16, torch.float16)
 _AREA = 256  # areas of a slot begin at multiples of it
 _HOST_PART = 16 << 20  # of a segment, for one copy between files and host memory
 _FORMAT = 1  # of "extra" in a checkpoint's manifest
+_SCALING = ("grad_scale", "found_inf")  # attributes that a GradScaler sets for the time of a step
 _names = itertools.count(1)
 
 
@@ -163,8 +164,9 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         """One update of all parameters that have a gradient, as torch.optim does it. Gives what the closure gave.
 
         After a StateError, or an interruption, some buckets are updated and others not, and those whose write failed
-        keep their new values on the GPU. Make room or wait for the disk, leave gradients as they are, and call step() again: it
-        continues where it stopped, without the closure.
+        keep their new values on the GPU. Make room or wait for the disk, leave gradients as they are, and call step()
+        again: it continues where it stopped, without the closure, and with what a GradScaler left. (It is
+        optimizer.step() that is called again then, not scaler.step(), which may change gradients.)
 
         Raises StateError; WrongState: the memory is paused, the optimizer is closed, a parameter has another type,
         shape or order of elements in memory than when the optimizer was made, or gradients changed since a
@@ -188,12 +190,14 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             slots = self._slots_now()
             self._behind = step
             try:
-                self._carry_on(step, slots)
+                with step.scaling(self):
+                    self._carry_on(step, slots)
             except Exception as err:
                 slots.drain()
                 raise StateError(
                     f"{self._state.name}: {len(step.left())} of {step.buckets} buckets are not updated in the files: {err}. "
-                    "Remove the cause, leave the gradients as they are, and call step() again: it continues there",
+                    "Remove the cause, leave the gradients as they are, and call step() again, the optimizer's own also where there "
+                    "is a GradScaler: it continues there",
                 ) from err
             except BaseException:  # interrupted: step() continues, too
                 slots.drain()
@@ -699,9 +703,21 @@ class _Step:
         for number, gradient in self.gradients.items():
             if gradient.layout is not torch.strided:
                 raise InvalidArgument(f"{type(optimizer).__name__} takes no sparse gradient: parameter {number} has one")
+        self._scaling = {name: _copied(getattr(optimizer, name)) for name in _SCALING if hasattr(optimizer, name)}
         self._versions = {n: g._version for n, g in self.gradients.items()}
         self._left = [b for b in optimizer._buckets if any(p.number in self.gradients for p in b.pieces)]
         self.buckets = len(self._left)
+
+    @contextlib.contextmanager
+    def scaling(self, optimizer: StreamedOptimizer) -> Iterator[None]:
+        """The optimizer has what a GradScaler had left there when the step began. (That one changes its tensors in
+        place, and leaves them only for the step's first try.)"""
+        now = {name: getattr(optimizer, name) for name in _SCALING if hasattr(optimizer, name)}
+        _set_scaling(optimizer, self._scaling)
+        try:
+            yield
+        finally:
+            _set_scaling(optimizer, now)
 
     def left(self) -> List[Bucket]:
         """Buckets that are behind."""
@@ -1078,6 +1094,18 @@ def _overflowed(optimizer: Any) -> bool:
     """Whether a GradScaler found infinities, as a fused optimizer is told: then nothing is updated."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
+
+
+def _set_scaling(optimizer: Any, values: Dict[str, Any]) -> None:
+    for name in _SCALING:
+        if name in values:
+            setattr(optimizer, name, values[name])
+        elif hasattr(optimizer, name):
+            delattr(optimizer, name)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _unscaled(optimizer: Any, gradients: List[Any]) -> List[Any]:

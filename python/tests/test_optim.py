@@ -796,6 +796,25 @@ class Failures(Streamed):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stdout, r"failed [2-9]")
 
+    def test_the_scale_is_that_of_the_first_try(self):
+        made, others = parameters(), parameters()
+        optimizer, unscaled = self.streamed(made, **FLAVOUR), self.streamed(others, **FLAVOUR)
+        for side in (made, others):
+            loss_of(side, 0).backward()
+        for parameter in made:
+            parameter.grad.mul_(4)
+        unscaled.step()
+        optimizer.found_inf, optimizer.grad_scale = torch.tensor(0.0), torch.tensor(4.0)
+        with mock.patch.object(ebb.optim, "_set_flat", side_effect=RuntimeError):
+            with self.assertRaisesRegex(ebb.StateError, "the optimizer's own also where there is a GradScaler"):
+                optimizer.step()
+        optimizer.grad_scale.mul_(2)  # as GradScaler.update() does it
+        optimizer.found_inf.fill_(1)
+        optimizer.step()
+        self.assertEqual(float(optimizer.grad_scale), 8)
+        for a, b in zip(made, others):
+            self.same(a, b)
+
     def test_other_gradients_are_not_taken(self):
         done = self.run_with("pwrite:60+:EIO", changed=True)
         self.assertEqual((done.returncode, done.stdout), (0, "refused\n"), done.stderr)
