@@ -51,20 +51,17 @@ class Memory:
         """Gives the memory back. Work of the device that uses it has ended, or is waited for."""
         address, self._address = self._address, 0
         if address:
-            with self._on_device():
+            with current(self._torch, self._device):
                 code = _abi.library().cudaFree(ctypes.c_void_p(address))
             if code != 0:
                 raise DeviceError(f"cudaFree of {self.size} bytes of streamed state: error {code}")
 
     def _allocate(self) -> int:
         pointer = ctypes.c_void_p()
-        with self._on_device(), _region.disable():
+        with current(self._torch, self._device), _region.disable():
             code: int = _abi.library().cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(self.size))
         self._address = pointer.value or 0
         return code
-
-    def _on_device(self) -> Any:
-        return self._torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
 
     def _tensor(self) -> Any:
         if self._device.type == "cpu":
@@ -72,6 +69,11 @@ class Memory:
         place = {"shape": (self.size,), "typestr": "|u1", "data": (self._address, False), "version": 2}
         array = type("Array", (), {"__cuda_array_interface__": place})()
         return self._torch.as_tensor(array, device=self._device)
+
+
+def current(torch: Any, device: Any) -> Any:
+    """A context manager in which the device, a torch.device, is the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _is_software_gpu() -> bool:

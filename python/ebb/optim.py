@@ -59,8 +59,9 @@ class Pass(NamedTuple):
     buckets: int = 0
     """That were read, updated and written."""
     read_bytes: int = 0
-    """Of the state; zeros are not read from files."""
+    """Of the state, with its zeros, which are not read from files."""
     written_bytes: int = 0
+    """Likewise."""
     read_wait_seconds: float = 0.0
     """That the step waited for reads."""
     write_wait_seconds: float = 0.0
@@ -112,7 +113,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             for name in ((MASTER,) if bucket.masters else ()) + self.segments:
                 bucket.segments[name] = len(sizes)
                 sizes.append(bucket.elements * _width(self._types[name]))
-        self._state = State(f"{type(self).__name__} {next(_names)}", sizes or [1])
+        with _device.current(torch, self._device):  # a state is made for the current device
+            self._state = State(f"{type(self).__name__} {next(_names)}", sizes or [1])
         # Guards all below against a pause's release_for_pause, which another thread may call.
         self._lock = threading.RLock()
         self._slots: Optional[_Slots] = None

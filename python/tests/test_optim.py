@@ -1,6 +1,7 @@
 """Optimizers with streamed state against those of PyTorch, bit for bit. On the CPU: softgpu's memory is in its
 reach. Needs PyTorch (make test-python finds an interpreter that has it, or says that none has)."""
 
+import contextlib
 import copy
 import gc
 import io
@@ -631,6 +632,24 @@ class DeviceMemory(Streamed):
             self.assertEqual(free_memory(), before)
         self.assertEqual(peaks[0], peaks[1])
         self.assertGreater(peaks[0], 0)
+
+    def test_the_state_is_made_for_the_device_of_the_parameters(self):
+        device, current, seen = torch.device("cuda", 1), [torch.device("cuda", 0)], []
+
+        @contextlib.contextmanager
+        def on(other):
+            current.append(other)
+            yield
+            current.pop()
+
+        def made(*arguments):
+            seen.append(current[-1])
+            return State(*arguments)
+
+        with mock.patch.object(ebb.optim, "_one_device", lambda parameters: device), \
+                mock.patch.object(torch.cuda, "device", on), mock.patch.object(ebb.optim, "State", made):
+            self.streamed(parameters())
+        self.assertEqual((seen, current), ([device], [torch.device("cuda", 0)]))
 
     def test_a_pause_gets_it_back(self):
         made = parameters()
