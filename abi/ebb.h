@@ -215,7 +215,8 @@ uint64_t ebb_state_block(uint64_t state);
  * device memory must stay and be used by nobody else (during a write it may be read). A read begins at
  * once: work of the device that uses the memory must be over. A write begins when the work that is in
  * stream now is done; null: the legacy default stream.
- * EBB_ERR_STATE while the rank's memory is paused.
+ * EBB_ERR_STATE while the rank's memory is paused. A pause or free of managed memory that a request uses
+ * waits for its end.
  * A write that fails leaves the parts that it concerned without content, until they are written
  * again: reading them is EBB_ERR_CORRUPT. What is read is compared with what was written: EBB_ERR_CORRUPT
  * names state, segment, offset and file where it differs.

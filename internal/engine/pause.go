@@ -110,6 +110,9 @@ func (e *Engine) save(set []*alloc.Allocation, s Settings, p *watch) (t *transfe
 	if s.CaptureActive { // waiting for the device would invalidate it
 		return nil, ErrCapture
 	}
+	if err := e.awaitRequests(set); err != nil {
+		return nil, err
+	}
 	if err := e.synchronizeAll(); err != nil {
 		return nil, err
 	}

@@ -23,7 +23,8 @@ import (
 // that one bucket is read while another is updated and a third written. Each pool has half of the chunk
 // (state_lane.go). No lock is held over a transfer but a lane's own.
 //
-// A pause has nothing to do with it: it moves no byte of a state, and waits for no request.
+// A pause has nothing to do with it: it moves no byte of a state, and waits for no request but those that read to or
+// write from memory that it takes.
 
 // stateFiles is the number of the first file of a streamed state: those of backups in the same directory
 // count from 0.

@@ -41,10 +41,10 @@ type stateRequest struct {
 	direction pipeline.Direction
 	device    int
 	parts     []part
-	blocks    []int           // of the parts before each
-	after     []*stateRequest // that it waits for
-	held      []*alloc.Allocation
-	done      chan struct{} // closed at the end; then result and err are there
+	blocks    []int               // of the parts before each
+	after     []*stateRequest     // that it waits for
+	held      []*alloc.Allocation // managed memory that it is read to or written from
+	done      chan struct{}       // closed at the end; then result and err are there
 
 	// bytes, if not nil, gives or takes those of a block, in place of device memory.
 	bytes func(s *segment, off uint64, p []byte) error
@@ -112,7 +112,7 @@ func (e *Engine) WriteState(id uint64, ios []StateIO, stream device.Stream) (tic
 }
 
 // deviceRequest checks the parts of a request, and holds their device memory where it is managed: a free of
-// it waits.
+// it waits, and a pause.
 func (e *Engine) deviceRequest(id uint64, d pipeline.Direction, ios []StateIO) (r *stateRequest, err error) {
 	st, err := e.states.state(id)
 	if err != nil {
@@ -186,13 +186,11 @@ func (e *Engine) holdPart(r *stateRequest, io StateIO) error {
 	if io.Addr == 0 || io.Addr%kernelAlign != 0 {
 		return fmt.Errorf("%w: device memory at %v for segment %d of the state %q: it must begin at a multiple of %d", ErrInvalid, io.Addr, io.Segment, r.state.name, kernelAlign)
 	}
-	a, state, err := e.table.Hold(io.Addr, io.Bytes)
-	switch {
-	case err == nil && state != alloc.Active:
-		e.table.Unhold(a)
-		return fmt.Errorf("%w: %v, which segment %d of the state %q is to pass through, is paused: resume it first", ErrState, a, io.Segment, r.state.name)
-	case err == nil:
+	if a, _, err := e.table.Hold(io.Addr, io.Bytes); err == nil {
 		r.held = append(r.held, a)
+	}
+	if err := e.heldActive(r); err != nil {
+		return err
 	}
 	dev, err := e.drv.PointerDevice(io.Addr)
 	switch {
@@ -205,12 +203,47 @@ func (e *Engine) holdPart(r *stateRequest, io StateIO) error {
 	return nil
 }
 
+// heldActive refuses a request whose device memory is paused.
+func (e *Engine) heldActive(r *stateRequest) error {
+	for _, a := range r.held {
+		if e.table.State(a) != alloc.Active {
+			return fmt.Errorf("%w: %v, which the state %q is to pass through, is paused: resume it first", ErrState, a, r.state.name)
+		}
+	}
+	return nil
+}
+
 // letGoOf ends the holds of a request.
 func (e *Engine) letGoOf(r *stateRequest) {
 	for _, a := range r.held {
 		e.table.Unhold(a)
 	}
-	r.held = nil
+}
+
+// awaitRequests waits for the requests that use memory of a set in Pausing: no further one begins (see begin). A disk
+// that gives no answer ends them by the deadline of file calls; after the first that ends so it does not wait for more.
+func (e *Engine) awaitRequests(set []*alloc.Allocation) error {
+	s := &e.states
+	s.mu.Lock()
+	using := map[*stateRequest]*alloc.Allocation{}
+	var list []*stateRequest
+	for _, r := range s.pending {
+		for _, a := range r.held {
+			if using[r] == nil && slices.Contains(set, a) {
+				using[r] = a
+				list = append(list, r)
+			}
+		}
+	}
+	s.mu.Unlock()
+	for i, r := range list {
+		<-r.done
+		if i < len(list)-1 && errors.Is(r.err, filesys.ErrHang) {
+			next := list[i+1]
+			return fmt.Errorf("%v cannot be paused, since the state %q passes through it: %w", using[next], next.state.name, r.err)
+		}
+	}
+	return nil
 }
 
 // allPaused reports whether managed memory is paused and none is active: a step cannot be under way. Where only
@@ -233,7 +266,11 @@ func (e *Engine) begin(r *stateRequest) (ticket uint64, err error) {
 	r.done = make(chan struct{})
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, err := s.find(r.state.id); err != nil {
+	_, err = s.find(r.state.id)
+	if err == nil { // a pause that began meanwhile does not see it yet
+		err = e.heldActive(r)
+	}
+	if err != nil {
 		e.letGoOf(r)
 		return 0, err
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/device/cuda"
 	"github.com/ebb-offload/ebb/internal/filesys"
@@ -592,6 +593,74 @@ func TestAPauseWaitsForNoRequest(t *testing.T) {
 	check(t, r.sys.Set(""))
 	s.wait(ticket)
 	s.intact(slot)
+}
+
+// But for requests that use the memory which it takes. No further one begins meanwhile.
+func TestAPauseWaitsForRequestsThatUseItsMemory(t *testing.T) {
+	for _, call := range []string{"pread", "pwrite"} {
+		t.Run(call, func(t *testing.T) {
+			r := newStateRig(t)
+			s := r.newState("adam", 300<<10)
+			slot, stream := r.make(1<<20, 0, disk("actor")), r.stream(0)
+			s.mustUpdate(slot.addr, stream, 0)
+			r.fill(slot, 1<<20)
+			check(t, r.sys.Set(call+":1:hang"))
+			request := func() (uint64, error) { return r.ReadState(s.id, s.whole(slot.addr, 0)) }
+			if call == "pwrite" {
+				s.want[0] = slot.want[:300<<10]
+				request = func() (uint64, error) { return r.WriteState(s.id, s.whole(slot.addr, 0), stream) }
+			}
+			ticket, err := request()
+			check(t, err)
+			r.sys.AwaitHang()
+			a, _, err := r.table.Find(slot.addr, 1)
+			check(t, err)
+			ended := make(chan error, 1)
+			go func() {
+				_, err := r.Pause(nil, r.set)
+				ended <- err
+			}()
+			for r.table.State(a) == alloc.Active {
+				runtime.Gosched()
+			}
+			if _, err := request(); Code(err) != CodeState || !strings.Contains(err.Error(), "resume it first") {
+				t.Errorf("a request of memory that is being paused: %v", err)
+			}
+			if state := r.table.State(a); state != alloc.Pausing {
+				t.Errorf("the memory of a request under way is %v", state)
+			}
+			check(t, r.sys.Set(""))
+			check(t, <-ended)
+			s.wait(ticket)
+			r.resume()
+			copy(slot.want, s.want[0])
+			r.holds(slot)
+			s.intact(r.slot(1<<20, 0))
+		})
+	}
+}
+
+func TestAPauseOfMemoryThatADiskHoldsUpFails(t *testing.T) {
+	r := newRigWith(t, Config{ChunkBytes: 4 << 20, StateChunk: stateChunk, IOTimeout: time.Second})
+	s := r.newState("adam", 300<<10, 5)
+	slot, stream := r.make(1<<20, 0, disk("actor")), r.stream(0)
+	s.mustUpdate(slot.addr, stream, 0, 1)
+	check(t, r.sys.Set("pread:*:hang"))
+	for range 2 {
+		_, err := r.ReadState(s.id, s.whole(slot.addr, 0, 1))
+		check(t, err)
+	}
+	if _, err := r.Pause(nil, r.set); Code(err) != CodeTimeout || !strings.Contains(err.Error(), `the state "adam"`) || !strings.Contains(err.Error(), `tag "actor"`) {
+		t.Errorf("%v", err)
+	}
+	check(t, r.sys.Set(""))
+	for len(r.states.store.Deadline().Hung()) > 0 || s.status().InFlight > 0 {
+		runtime.Gosched()
+	}
+	s.intact(slot.addr)
+	r.pause()
+	r.resume()
+	s.intact(slot.addr)
 }
 
 func TestTwoStatesHaveNothingToDoWithOneAnother(t *testing.T) {
