@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -19,7 +20,7 @@ type Outside struct {
 	dir    string
 	name   string
 	fd     int
-	direct bool
+	direct atomic.Bool // off when the file system refuses it, at a transfer at the latest
 }
 
 // CreateOutside makes a file in a directory, of which dirfd is a descriptor. OpenOutside opens one to be read.
@@ -33,7 +34,8 @@ func OpenOutside(sys filesys.System, dirfd int, dir, name string) (*Outside, err
 }
 
 func outside(sys filesys.System, dirfd int, dir, name string, flags int) (*Outside, error) {
-	o := &Outside{sys: sys, dir: dir, name: name, direct: true}
+	o := &Outside{sys: sys, dir: dir, name: name}
+	o.direct.Store(true)
 	open := func(flags int) error {
 		return filesys.Retry(func() (err error) {
 			o.fd, err = sys.Openat(dirfd, name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0o600)
@@ -42,7 +44,7 @@ func outside(sys filesys.System, dirfd int, dir, name string, flags int) (*Outsi
 	}
 	err := open(flags | unix.O_DIRECT)
 	if refusesDirect(err) {
-		o.direct = false
+		o.direct.Store(false)
 		err = open(flags &^ unix.O_EXCL) // the kernel makes the file before it refuses the flag
 	}
 	if err != nil {
@@ -85,26 +87,44 @@ func (o *Outside) Write(off uint64, p []byte) error {
 		return err
 	}
 	clear(padded[len(p):])
-	if err := writeAll(o.sys, o.fd, padded, int64(off), o.direct); err != nil {
+	err = o.transfer(func(direct bool) error {
+		err := writeAll(o.sys, o.fd, padded, int64(off), direct)
+		if err == nil && !direct {
+			err = o.emptyCache(off, len(padded))
+		}
+		return err
+	})
+	if err != nil {
 		return o.failed("write", uint64(len(padded)), err)
 	}
-	return o.emptyCache(off, len(padded))
+	return nil
+}
+
+// transfer makes a transfer, and once more through the page cache where the file system has taken the flag and refuses
+// direct I/O all the same.
+func (o *Outside) transfer(move func(direct bool) error) error {
+	direct := o.direct.Load()
+	err := move(direct)
+	if !direct || !refusesDirect(err) {
+		return err
+	}
+	if err := filesys.Retry(func() error { return o.sys.SetFlags(o.fd, 0) }); err != nil {
+		return err
+	}
+	o.direct.Store(false)
+	return move(false)
 }
 
 // emptyCache brings what was written through the page cache to the device, and drops it there.
 func (o *Outside) emptyCache(off uint64, n int) error {
-	if o.direct {
-		return nil
-	}
 	err := filesys.Retry(func() error { return o.sys.SyncRange(o.fd, int64(off), int64(n)) })
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.ESPIPE) {
 		err = nil // Finish does it
 	}
-	if err != nil {
-		return o.failed("write", uint64(n), err)
+	if err == nil {
+		_ = filesys.Retry(func() error { return o.sys.DropCache(o.fd, 0, 0) }) // costs memory, not bytes
 	}
-	_ = filesys.Retry(func() error { return o.sys.DropCache(o.fd, 0, 0) }) // costs memory, not bytes
-	return nil
+	return err
 }
 
 // Read fills p, which is padded as for ReadBlock, from off; the end of the file within p is ErrLost.
@@ -113,24 +133,37 @@ func (o *Outside) Read(off uint64, p []byte) error {
 	if err != nil {
 		return err
 	}
+	err = o.transfer(func(direct bool) error {
+		err := o.readAll(p, padded, int64(off), direct)
+		if err == nil && !direct {
+			_ = filesys.Retry(func() error { return o.sys.DropCache(o.fd, 0, 0) })
+		}
+		return err
+	})
+	if err != nil {
+		return o.failed("read", 0, err)
+	}
+	return nil
+}
+
+// readAll fills p, of which padded is all that may be asked for. The last block of the file may be one that is not
+// padded.
+func (o *Outside) readAll(p, padded []byte, off int64, direct bool) error {
 	for done := 0; done < len(p); {
-		n, err := o.sys.Pread(o.fd, padded[done:], int64(off)+int64(done))
+		n, err := o.sys.Pread(o.fd, padded[done:], off+int64(done))
 		switch {
 		case err == unix.EINTR:
 			continue
 		case err != nil:
-			return o.failed("read", 0, err)
+			return err
 		}
-		if o.direct && done+n < len(p) {
+		if direct && done+n < len(p) {
 			n -= n % ioAlign
 		}
 		if n <= 0 {
-			return o.failed("read", 0, io.ErrUnexpectedEOF)
+			return io.ErrUnexpectedEOF
 		}
 		done += n
-	}
-	if !o.direct {
-		_ = filesys.Retry(func() error { return o.sys.DropCache(o.fd, 0, 0) })
 	}
 	return nil
 }

@@ -58,7 +58,7 @@ func TestAPartIsSettledWhileOtherBlocksAreAbsent(t *testing.T) {
 
 // A file outside has the bytes and the size that it was given, with direct I/O and without.
 func TestAFileOutsideOfTheStore(t *testing.T) {
-	for _, faults := range []string{"", "open:*:nodirect"} {
+	for _, faults := range []string{"", "open:*:nodirect", "pwrite:*:nodirect,pread:*:nodirect", "pwrite:*:nodirect=EOPNOTSUPP"} {
 		dir := t.TempDir()
 		sys := filesys.NewFaults(filesys.Kernel{})
 		fd, err := sys.Openat(unix.AT_FDCWD, dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
