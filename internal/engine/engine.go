@@ -16,6 +16,7 @@
 //	hostMemory.mu  the arena and the budget of host memory
 //	Engine.mu      what is learned while running; held while a device is asked the first time
 //	lane.mu        one request of streamed state in a direction at a time; held over device and disk I/O
+//	states.resting what requests of streamed state do after their end
 //	states.mu      which states there are, and which requests
 //	backings.mu    which backing holds which allocation
 //	usages.mu      which table counts which directory

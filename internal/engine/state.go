@@ -39,6 +39,8 @@ type states struct {
 	block uint64   // of the store, and the largest transfer
 	lanes [2]*lane // by pipeline.Direction
 
+	resting sync.RWMutex // held for reading over what a request does after its end, and for writing over a close's
+
 	mu      sync.Mutex // guards the fields below and those of states and requests named there; held over no I/O
 	dirs    []string   // of the states made from now on
 	open    map[uint64]*State
@@ -288,6 +290,8 @@ func (e *Engine) CloseState(id uint64) error {
 	if none {
 		err = errors.Join(err, e.closeLanes())
 	}
+	s.resting.Lock()
+	defer s.resting.Unlock()
 	e.restStates()
 	if err != nil {
 		return fmt.Errorf("give up the state %q: %w", st.name, err)

@@ -308,11 +308,6 @@ func (e *Engine) carryOut(r *stateRequest) {
 	s.mu.Lock()
 	s.pending = slices.DeleteFunc(s.pending, func(p *stateRequest) bool { return p == r })
 	none := len(s.pending) == 0
-	s.mu.Unlock()
-	if none {
-		e.restStates()
-	}
-	s.mu.Lock()
 	r.err = err
 	r.result.DiskBytes = r.moved.Disk()
 	if err == nil {
@@ -329,7 +324,12 @@ func (e *Engine) carryOut(r *stateRequest) {
 		t.last = rate(r.result.Bytes, r.result.Duration)
 	}
 	s.mu.Unlock()
+	s.resting.RLock()
+	defer s.resting.RUnlock()
 	close(r.done)
+	if none { // which nobody waits for but CloseState
+		e.restStates()
+	}
 }
 
 // perform carries out a request when its turn has come.

@@ -663,6 +663,19 @@ func TestAPauseOfMemoryThatADiskHoldsUpFails(t *testing.T) {
 	s.intact(slot.addr)
 }
 
+// What is done after the last request is not the step's to wait for.
+func TestAWaitDoesNotWaitForHousekeeping(t *testing.T) {
+	r := newStateRig(t)
+	s := r.newState("adam", 300<<10)
+	slot, stream := r.slot(1<<20, 0), r.stream(0)
+	s.mustUpdate(slot, stream, 0)
+	check(t, r.sys.Set("close:1:hang"))
+	s.mustUpdate(slot, stream, 0)
+	r.sys.AwaitHang()
+	check(t, r.sys.Set(""))
+	s.intact(slot)
+}
+
 func TestTwoStatesHaveNothingToDoWithOneAnother(t *testing.T) {
 	r := newStateRig(t)
 	a, b := r.newState("a", 300<<10), r.newState("b", 300<<10, 1)
