@@ -92,8 +92,9 @@ type Driver interface {
 	StreamCreate() (Stream, error) // non-blocking with respect to the legacy stream
 	StreamDestroy(s Stream) error
 	StreamSynchronize(s Stream) error
-	EventCreate() (Event, error)         // without a time
-	EventRecord(e Event, s Stream) error // it comes when the work that is in the stream now is done
+	StreamCaptures(s Stream) (bool, error) // of the legacy stream an error (IsCapture) while one that it waits for does
+	EventCreate() (Event, error)           // without a time
+	EventRecord(e Event, s Stream) error   // it comes when the work that is in the stream now is done
 	EventSynchronize(e Event) error
 	EventDestroy(e Event) error
 	CopyToHost(dst unsafe.Pointer, src mem.Addr, n uint64, s Stream) error   // asynchronous

@@ -89,6 +89,11 @@ func (e *Engine) WriteState(id uint64, ios []StateIO, stream device.Stream) (tic
 	e.background.RLock() // a reset sees the event either before it is made or among the requests
 	defer e.background.RUnlock()
 	err = e.take(r.device, func() (err error) {
+		if captures, err := e.drv.StreamCaptures(stream); err != nil {
+			return err
+		} else if captures { // an event that is recorded in it cannot be waited for: to try would spoil the capture
+			return ErrCapture
+		}
 		if r.event, err = e.drv.EventCreate(); err != nil {
 			return err
 		}

@@ -663,6 +663,26 @@ func TestAPauseOfMemoryThatADiskHoldsUpFails(t *testing.T) {
 	s.intact(slot.addr)
 }
 
+func TestAWriteOnAStreamThatIsCapturedIsRefusedAndSpoilsNothing(t *testing.T) {
+	r := newStateRig(t)
+	s := r.newState("adam", 300<<10)
+	slot, stream := r.slot(1<<20, 0), r.stream(0)
+	s.mustUpdate(slot, stream, 0)
+	check(t, r.withDevice(0, func() error {
+		end, err := cuda.CaptureSoftwareStream(r.drv, stream)
+		if err != nil {
+			return err
+		}
+		if _, err := r.WriteState(s.id, s.whole(slot, 0), stream); Code(err) != CodeCapture {
+			t.Errorf("%v (code %d)", err, Code(err))
+		}
+		return end()
+	}))
+	s.intact(slot)
+	s.mustUpdate(slot, stream, 0)
+	s.intact(slot)
+}
+
 // What is done after the last request is not the step's to wait for.
 func TestAWaitDoesNotWaitForHousekeeping(t *testing.T) {
 	r := newStateRig(t)

@@ -264,6 +264,12 @@ func (d *driver) StreamSynchronize(s device.Stream) error {
 	return d.check("cuStreamSynchronize", C.call_cuStreamSynchronize(d.cuda, toStream(s)))
 }
 
+func (d *driver) StreamCaptures(s device.Stream) (bool, error) {
+	var status C.CUstreamCaptureStatus
+	err := d.check("cuStreamIsCapturing", C.call_cuStreamIsCapturing(d.cuda, toStream(s), &status))
+	return status != C.CU_STREAM_CAPTURE_STATUS_NONE, err
+}
+
 func (d *driver) EventCreate() (device.Event, error) {
 	var e C.CUevent
 	err := d.check("cuEventCreate", C.call_cuEventCreate(d.cuda, &e, C.CU_EVENT_DISABLE_TIMING))

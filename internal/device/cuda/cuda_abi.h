@@ -48,6 +48,7 @@ typedef enum CUmemAllocationGranularity_flags_enum {
 } CUmemAllocationGranularity_flags;
 typedef enum CUpointer_attribute_enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 } CUpointer_attribute;
 typedef enum CUstreamCaptureMode_enum { CU_STREAM_CAPTURE_MODE_RELAXED = 2 } CUstreamCaptureMode;
+typedef enum CUstreamCaptureStatus_enum { CU_STREAM_CAPTURE_STATUS_NONE = 0 } CUstreamCaptureStatus;
 
 enum { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DISABLE_TIMING = 2 };
 
@@ -146,6 +147,8 @@ typedef struct CUmemAllocationProp_st {
 	F(cuStreamCreate, cuStreamCreate, (CUstream * stream, unsigned int flags), (stream, flags))             \
 	F(cuStreamDestroy, cuStreamDestroy_v2, (CUstream stream), (stream))                                     \
 	F(cuStreamSynchronize, cuStreamSynchronize, (CUstream stream), (stream))                                \
+	F(cuStreamIsCapturing, cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus * status),          \
+	  (stream, status))                                                                                     \
 	F(cuEventCreate, cuEventCreate, (CUevent * event, unsigned int flags), (event, flags))                  \
 	F(cuEventDestroy, cuEventDestroy_v2, (CUevent event), (event))                                          \
 	F(cuEventRecord, cuEventRecord, (CUevent event, CUstream stream), (event, stream))                      \

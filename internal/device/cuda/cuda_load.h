@@ -144,6 +144,24 @@ static inline int reset_software_device(const struct ebb_cuda *cuda, int device)
 	return (int)reset(device);
 }
 
+/* Begins the capture of a stream, and ends it without keeping the graph. For tests; as above. */
+static inline int capture_software_stream(const struct ebb_cuda *cuda, CUstream stream, int begins)
+{
+	CUresult (*begin)(CUstream, int);
+	CUresult (*end)(CUstream, void **);
+	CUresult (*destroy)(void *);
+	*(void **)&begin = ebb_find(cuda->library, "cuStreamBeginCapture_v2");
+	*(void **)&end = ebb_find(cuda->library, "cuStreamEndCapture");
+	*(void **)&destroy = ebb_find(cuda->library, "cuGraphDestroy");
+	if (!ebb_find(cuda->library, "softgpu_set_fault") || !begin || !end || !destroy)
+		return -1;
+	if (begins)
+		return (int)begin(stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+	void *graph = NULL;
+	int code = (int)end(stream, &graph);
+	return code || !graph ? code : (int)destroy(graph);
+}
+
 /* Memory in stream order from the device's default pool, and its end, on the legacy stream of the current context. For tests; as
  * above. size 0: frees *ptr. */
 static inline int software_alloc_async(const struct ebb_cuda *cuda, CUdeviceptr *ptr, size_t size)

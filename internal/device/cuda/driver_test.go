@@ -305,6 +305,7 @@ func TestEveryCallReportsItsFault(t *testing.T) {
 		"cuStreamCreate":                    func() error { _, err := d.StreamCreate(); return err },
 		"cuStreamDestroy":                   func() error { return d.StreamDestroy(stream) },
 		"cuStreamSynchronize":               func() error { return d.StreamSynchronize(stream) },
+		"cuStreamIsCapturing":               func() error { _, err := d.StreamCaptures(stream); return err },
 		"cuMemcpyDtoHAsync":                 func() error { return d.CopyToHost(p, granularity, 1, stream) },
 		"cuMemcpyHtoDAsync":                 func() error { return d.CopyToDevice(granularity, p, 1, stream) },
 		"cuEventCreate":                     func() error { _, err := d.EventCreate(); return err },

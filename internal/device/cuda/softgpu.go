@@ -86,6 +86,24 @@ func ResetSoftwareDevice(d device.Driver, dev int) error {
 	return nil
 }
 
+// CaptureSoftwareStream begins the capture of a stream of softgpu's, for tests. end ends it, and says whether
+// it was whole; both work on the current context, which must be the stream's. d comes from Open.
+func CaptureSoftwareStream(d device.Driver, s device.Stream) (end func() error, err error) {
+	soft, ok := d.(*driver)
+	if !ok {
+		return nil, fmt.Errorf("capturing a stream: a driver of type %T is not from this package", d)
+	}
+	if code := C.capture_software_stream(soft.cuda, toStream(s), 1); code != 0 {
+		return nil, fmt.Errorf("capturing a stream of softgpu: result %d", code)
+	}
+	return func() error {
+		if code := C.capture_software_stream(soft.cuda, toStream(s), 0); code != 0 {
+			return fmt.Errorf("ending the capture of a stream of softgpu: result %d", code)
+		}
+		return nil
+	}, nil
+}
+
 // SoftwarePoolMemory takes memory from the default pool of a device of softgpu, for tests, on the
 // legacy stream of the current context, which must be the device's. d comes from Open.
 func SoftwarePoolMemory(d device.Driver, size uint64) (free func() error, err error) {
