@@ -156,7 +156,7 @@ func (e *Engine) saveState(l *lane, st *State, dir string, extra []byte) error {
 	if err != nil {
 		return err
 	}
-	c.removeLeft(base, e.log.Printf)
+	c.removeLeft(base, "", e.log.Printf)
 	e.states.mu.Lock()
 	e.states.last++
 	c.name = fmt.Sprintf("%s.tmp-%s%d", base, e.self.FilePrefix(), e.states.last)
@@ -178,6 +178,7 @@ func (e *Engine) saveState(l *lane, st *State, dir string, extra []byte) error {
 		l.left = append(l.left, beside...)
 		return fmt.Errorf("%w: nothing was removed: of %s and %s each that is there is a whole checkpoint", err, dir, strings.Join(beside, " and "))
 	}
+	c.removeLeft(base, asideSuffix, e.log.Printf)
 	if older {
 		l.left = append(l.left, c.path)
 	}
@@ -227,19 +228,38 @@ func (c *checkpoint) look(base, path string) (older bool, err error) {
 		return false, fmt.Errorf("%w: %s is there and holds %s, which is of no checkpoint: choose another directory", ErrInvalid, path, names[foreign])
 	case len(names) > 0 && !slices.Contains(names, manifestFile):
 		return false, fmt.Errorf("%w: %s is there and has no %s: choose another directory", ErrInvalid, path, manifestFile)
+	case len(names) > 0:
+		return true, (&checkpoint{sys: c.sys, path: path, parent: -1, dir: fd}).isOurs()
 	}
 	return true, nil
 }
 
-// removeLeft removes what processes that are gone left of unfinished checkpoints. What cannot be removed is told.
-func (c *checkpoint) removeLeft(base string, say func(string, ...any)) {
+// isOurs refuses a directory whose manifest is somebody else's.
+func (c *checkpoint) isOurs() error {
+	text, err := c.read(manifestFile, maxManifest)
+	if err != nil {
+		return err
+	}
+	var m struct {
+		Format string `json:"format"`
+	}
+	if err := json.Unmarshal(text, &m); err != nil || m.Format != checkpointFormat {
+		return fmt.Errorf("%w: %s is there, and its %s is of no checkpoint (format %q, not %q): choose another directory, or remove it", ErrInvalid, c.path, manifestFile, m.Format, checkpointFormat)
+	}
+	return nil
+}
+
+// removeLeft removes what processes that are gone left of checkpoints, of which the names end with suffix. What one set
+// aside may be the last whole checkpoint: it goes when there is another one. What cannot be removed is told.
+func (c *checkpoint) removeLeft(base, suffix string, say func(string, ...any)) {
 	names, err := c.sys.Names(c.parent)
 	if err != nil {
 		return // the checkpoint can be made all the same
 	}
 	for _, name := range names {
 		who, found := strings.CutPrefix(name, base+".tmp-")
-		if owner, _, ok := rankdir.ParseDataFile(who + ".bak"); found && ok && rankdir.Dead(owner, false) {
+		who, ends := strings.CutSuffix(who, suffix)
+		if owner, _, ok := rankdir.ParseDataFile(who + ".bak"); found && ends && ok && rankdir.Dead(owner, false) {
 			if err := c.remove(name); err != nil {
 				say("an unfinished checkpoint of process %d, which is gone, is still there: %v", owner.PID, err)
 			}

@@ -130,7 +130,10 @@ func TestWhatIsNoCheckpointIsNotReplaced(t *testing.T) {
 	check(t, os.WriteFile(filepath.Join(dir, "thesis.tex"), []byte("x"), 0o600))
 	link := filepath.Join(t.TempDir(), "link")
 	check(t, os.Symlink(dir, link))
-	for _, path := range []string{dir, filepath.Join(dir, "thesis.tex"), link, "/"} {
+	web, broken := t.TempDir(), t.TempDir()
+	check(t, os.WriteFile(filepath.Join(web, manifestFile), []byte(`{"name": "somebody's"}`), 0o600))
+	check(t, os.WriteFile(filepath.Join(broken, manifestFile), []byte("x"), 0o600))
+	for _, path := range []string{dir, filepath.Join(dir, "thesis.tex"), link, "/", web, broken} {
 		if err := s.SaveState(s.id, path, nil); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s: %v", path, err)
 		}
@@ -453,10 +456,16 @@ func TestOnlyTheRestOfDeadSavesIsRemoved(t *testing.T) {
 	if !rankdir.Dead(gone, false) {
 		t.Skip("a process of the largest number is alive")
 	}
-	for _, name := range []string{"c.tmp-" + alive.FilePrefix() + "1", "c.tmp-x", "d.tmp-" + gone.FilePrefix() + "1", "c.tmp-" + gone.FilePrefix() + "2"} {
+	killed := "c.tmp-" + gone.FilePrefix() + "3-old" // in the midst of a save, with nothing at the place
+	for _, name := range []string{"c.tmp-" + alive.FilePrefix() + "1", "c.tmp-x", "d.tmp-" + gone.FilePrefix() + "1", "c.tmp-" + gone.FilePrefix() + "2", killed} {
 		check(t, os.Mkdir(filepath.Join(parent, name), 0o700))
 		check(t, os.WriteFile(filepath.Join(parent, name, sumsFile), nil, 0o600))
 	}
+	check(t, r.sys.Set("pwrite:1:EIO"))
+	if err := s.SaveState(s.id, filepath.Join(parent, "c"), nil); Code(err) != CodeIO || !slices.Contains(names(t, parent), killed) {
+		t.Errorf("the last whole checkpoint, after a save that failed (%v): %v", err, names(t, parent))
+	}
+	check(t, r.sys.Set(""))
 	check(t, s.SaveState(s.id, filepath.Join(parent, "c"), nil))
 	want := []string{"c", "c.tmp-" + alive.FilePrefix() + "1", "c.tmp-x", "d.tmp-" + gone.FilePrefix() + "1"}
 	slices.Sort(want)
