@@ -565,8 +565,10 @@ func (r *planResult) note(m sizing.Model, o planOptions) {
 	r.Notes = append(r.Notes, m.Notes...)
 	switch r.Largest.StepFits {
 	case sizing.FitStream:
-		add("The state of a rank is larger than its GPU: only with the optimizer's state streamed from disk (%s less) could it take a step. ebb does not stream it yet: use more ranks, or share more (--shard).",
-			sizing.Both(r.Largest.Optimizer()))
+		add("The state of a rank is larger than its GPU. It takes a step with the optimizer's state (%s of it) streamed from disk: with an optimizer of ebb.optim and ebb run --optimizer-state-nvme-dir DIR. "+
+			"The fullest node then needs %s of disk for it, and each step reads and writes that much, which wears the drives. On the GPU are the buckets in flight only: bucket_elements says how large they are. "+
+			"Otherwise use more ranks, or share more (--shard).",
+			sizing.Both(r.Largest.Optimizer()), sizing.Both(r.Node.Groups.Sum(sizing.Kinds.Optimizer)))
 	case sizing.FitNo:
 		add("Weights and gradients of a rank are larger than its GPU: use more ranks, or share more (--shard).")
 	}
