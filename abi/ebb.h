@@ -237,7 +237,8 @@ int ebb_state_write_host(uint64_t state, uint32_t segment, uint64_t offset, uint
  * manifest.json. extra: one JSON value that is kept as "extra" in the manifest; null: none. It is made
  * under another name beside dir and put in place as a whole: a checkpoint that is there stays until
  * then, and is removed afterwards. Where the file system can, files share their blocks with the state's.
- * A directory that is there and no checkpoint is refused.
+ * Where it is not certain which of the two has the place after an error, nothing is removed and the error
+ * names both. A directory that is there and no checkpoint is refused.
  */
 int ebb_state_save(uint64_t state, const char *dir, const char *extra);
 

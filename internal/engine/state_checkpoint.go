@@ -187,10 +187,11 @@ func (e *Engine) saveState(l *lane, st *State, dir string, extra []byte) error {
 		if filepath.Dir(path) != filepath.Clean(parent) || !strings.HasPrefix(name, base+".tmp-") {
 			return false // of another checkpoint
 		}
-		if err := c.remove(name); err != nil {
+		err := c.remove(name)
+		if err != nil { // the next save tries again
 			e.log.Printf("a checkpoint before %s is still there: %v", dir, err)
 		}
-		return true
+		return err == nil
 	})
 	return nil
 }
