@@ -179,15 +179,21 @@ func (b *baseDir) sub(parent int, name, path string, create bool) (fd int, id di
 	}
 }
 
-// names lists a directory, sorted.
+// names lists a directory, sorted. One that was removed after it was opened has nothing in it.
 func names(dir int) ([]string, error) {
 	fd, err := openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), ".")
 	defer func() { _ = f.Close() }()
 	list, err := f.Readdirnames(-1)
+	if errors.Is(err, unix.ENOENT) { // removed between the two calls
+		return nil, nil
+	}
 	slices.Sort(list)
 	return list, err
 }
