@@ -465,3 +465,31 @@ func TestUnreadableEventIsReported(t *testing.T) {
 		t.Errorf("the FIFO is still there: %v", err)
 	}
 }
+
+// A rank that is stopped because of a failure elsewhere complains too, that it lost the others: not the reason.
+func TestTheReasonIsWhatWasSaidByTheTimeOfTheFailure(t *testing.T) {
+	output := &tail{}
+	_, _ = fmt.Fprintln(output, "ebb: swap to train: corrupt backup")
+	failed := make(chan struct{})
+	swap := task(func(context.Context) error {
+		defer close(failed)
+		return errors.New("ebb swap: exit status 1")
+	})
+	rank := task(func(context.Context) error {
+		<-failed
+		_, _ = fmt.Fprintln(output, "[rank 1] demo-train: receive from rank 0: it is gone")
+		return errors.New("exit status 1")
+	})
+	err := swap.because(output)(context.Background())
+	if want := "ebb swap: exit status 1: ebb: swap to train: corrupt backup"; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	stopped, stop := context.WithCancel(context.Background())
+	stop()
+	if err := rank.because(output)(stopped); err == nil || err.Error() != "exit status 1" {
+		t.Errorf("of a rank that was stopped: %v", err)
+	}
+	if err := helper(func(context.Context) error { return nil })(context.Background()); !errors.Is(err, errEndedEarly) {
+		t.Errorf("a helper that ended: %v", err)
+	}
+}

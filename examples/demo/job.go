@@ -36,9 +36,9 @@ type process struct {
 // task is a part of a job: a process, or what the driver itself does.
 type task func(context.Context) error
 
-// runJob runs tasks side by side until all have ended, and helpers for as long as that takes. When one fails,
-// a helper ends by itself, or ctx ends, all others are asked to stop (SIGTERM) and killed after stopGrace. The error is
-// that of the first one to fail, or the cause of ctx.
+// runJob runs tasks side by side until all have ended, and helpers for as long as that takes. When one fails
+// or ctx ends, all others are asked to stop (SIGTERM) and killed after stopGrace. The error is that of the first one to
+// fail, or the cause of ctx.
 func runJob(ctx context.Context, tasks, helpers []task) error {
 	job, stop := context.WithCancel(ctx)
 	defer stop()
@@ -63,9 +63,6 @@ func runJob(ctx context.Context, tasks, helpers []task) error {
 			running--
 			fail(err)
 		case err := <-helped:
-			if err == nil {
-				err = errEndedEarly
-			}
 			fail(err)
 		}
 	}
@@ -78,6 +75,31 @@ func runJob(ctx context.Context, tasks, helpers []task) error {
 }
 
 var errEndedEarly = errors.New("the rollout engine ended before the job")
+
+// helper makes a task of one that is to go on until it is stopped.
+func helper(t task) task {
+	return func(ctx context.Context) error {
+		if err := t(ctx); err != nil || ctx.Err() != nil {
+			return err
+		}
+		return errEndedEarly
+	}
+}
+
+// because makes a task whose error has the cause that was in the output by the time it failed. What others say
+// later, when they are stopped for it, is not the cause.
+func (t task) because(output *tail) task {
+	return func(ctx context.Context) error {
+		err := t(ctx)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		if cause := output.Cause(); cause != "" {
+			err = fmt.Errorf("%w: %s", err, cause)
+		}
+		return err
+	}
+}
 
 // in makes a task of the process.
 func (p process) in(output *tail) task {
@@ -295,11 +317,13 @@ func (d *demo) record(ctx context.Context, job func(*eventPipe) (tasks, helpers 
 		return r, err
 	}
 	tasks, helpers := job(events)
-	err = runJob(ctx, tasks, helpers)
-	if cause := d.output.Cause(); err != nil && ctx.Err() == nil && cause != "" {
-		err = fmt.Errorf("%w: %s", err, cause)
+	for i, t := range tasks {
+		tasks[i] = t.because(d.output)
 	}
-	return r, errors.Join(err, events.Close())
+	for i, t := range helpers {
+		helpers[i] = helper(t).because(d.output)
+	}
+	return r, errors.Join(runJob(ctx, tasks, helpers), events.Close())
 }
 
 // oneLine is an error as one line of text.
