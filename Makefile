@@ -23,8 +23,8 @@ GOLANGCI_LINT := $(TOOLS)/golangci-lint-2.15.0
 GO_LDFLAGS     := -s -w
 ENGINE_LDFLAGS := $(GO_LDFLAGS) -extldflags "-Wl,--version-script=$(CURDIR)/cmd/libebb/exports.map"
 
-# The end-to-end tests use the libraries in dist/ and run by themselves, after the others.
-GO_UNIT = $$($(GO) list ./... | grep -v /test/e2e)
+# The end-to-end tests and those of clusters use the libraries in dist/ and run by themselves, after the others.
+GO_UNIT = $$($(GO) list ./... | grep -vE '/test/(e2e|clusters)$$')
 
 ##@ Build
 
@@ -123,7 +123,13 @@ test-long: build ## long forms of the random and kill tests; prints their seeds
 	$(GO) test -count=1 -timeout 30m -v -run '$(SWEEPS)' ./internal/engine 2>&1 | scripts/summarise-tests.sh
 	$(GO) test -count=1 -timeout 40m -v ./test/e2e 2>&1 | scripts/summarise-tests.sh
 	$(MAKE) --silent -C softgpu test 2>&1 | scripts/count-tests.sh softgpu
+	$(MAKE) test-clusters
 	@echo "make test-long: all passed"
+
+.PHONY: test-clusters
+test-clusters: export EBB_TEST_LONG = 1
+test-clusters: build ## Slurm, Ray, Kubernetes' types and launchers, installed as needed; skips what cannot be installed
+	$(GO) test -count=1 -timeout 20m -v ./test/clusters 2>&1 | scripts/summarise-tests.sh
 
 .PHONY: soak
 soak: build ## random actors and faults for SOAK seconds (1800); prints its seed and a table
