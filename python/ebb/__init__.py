@@ -16,7 +16,7 @@ change only the calling one. For PyTorch see ebb.torch. Everything raised is an 
 
 from __future__ import annotations
 
-from ._abi import Result, library_path
+from ._abi import library_path
 from ._errors import (
     CaptureActive,
     CorruptBackup,
@@ -44,6 +44,7 @@ from ._errors import (
 )
 from ._memory import idle, pause, paused, read, read_into, request_pause, resume, safe_point, status, version
 from ._region import disable, region
+from ._result import Result
 from ._version import __version__
 
 __all__ = [

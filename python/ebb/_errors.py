@@ -3,10 +3,9 @@ the package itself refuses."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Mapping, NamedTuple, Optional, Tuple, Type
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Type
 
-if TYPE_CHECKING:
-    from ._abi import Result
+from ._result import Result
 
 
 class Holder(NamedTuple):

@@ -12,8 +12,9 @@ import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from . import _abi
-from ._abi import Result, Tags
+from ._abi import Tags
 from ._errors import InvalidArgument, PartialPause, UnsafeConfiguration
+from ._result import Result
 from ._unused import Range
 
 # Methods of objects that hold device memory which no pause takes, to be called before one.

@@ -28,8 +28,9 @@ import threading
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Union
 
 from . import _abi, _memory, _region, _unused
-from ._abi import Result, Tags
+from ._abi import Tags
 from ._errors import CaptureActive, UnsafeConfiguration, WrongState
+from ._result import Result
 
 Device = Union[None, int, str, Any]
 
