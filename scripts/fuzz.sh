@@ -8,8 +8,11 @@ time=${FUZZTIME:-5s}
 packages=("$@")
 [[ ${#packages[@]} -gt 0 ]] || packages=(./...)
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+# Workers are killed at their end, in the midst of a test, and leave its directories.
+TMPDIR=$(mktemp -d)
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
+log=$TMPDIR/log
 failed=0
 targets=0
 while read -r package; do

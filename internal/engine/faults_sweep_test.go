@@ -533,8 +533,11 @@ const sweepEnv = "EBB_TEST_SWEEP"
 // inChild makes a trial in a process of its own.
 func inChild(t *testing.T, target sweepTarget, cycles int, in string, o operation, what string) (reached bool, err, problem error) {
 	t.Helper()
+	dir, err := os.MkdirTemp("", "sweep") // it cannot free what it made with the device that it broke
+	check(t, err)
+	defer func() { check(t, os.RemoveAll(dir)) }()
 	child := exec.Command(os.Args[0], "-test.run=^TestWorkOfTheDeviceThatFails$", "-test.v")
-	child.Env = append(os.Environ(), fmt.Sprintf("%s=%s;%d;%s;%s;%d;%s", sweepEnv, target.name, cycles, in, o.call, o.n, what))
+	child.Env = append(os.Environ(), "TMPDIR="+dir, fmt.Sprintf("%s=%s;%d;%s;%s;%d;%s", sweepEnv, target.name, cycles, in, o.call, o.n, what))
 	out, err := child.CombinedOutput()
 	if err != nil {
 		return false, err, fmt.Errorf("%s", out)

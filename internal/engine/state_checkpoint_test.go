@@ -421,7 +421,7 @@ func TestASaveThatIsKilledLeavesTheOlderCheckpoint(t *testing.T) {
 	}
 	for range rounds {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestBeingASaver$", "-test.v")
-		cmd.Env = append(os.Environ(), saverEnv+"="+dir)
+		cmd.Env = append(os.Environ(), saverEnv+"="+dir, "TMPDIR="+t.TempDir()) // it is killed and removes nothing
 		out, err := cmd.StdoutPipe()
 		check(t, err)
 		check(t, cmd.Start())
