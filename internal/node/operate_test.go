@@ -45,7 +45,7 @@ func TestAPauseIsDoneWhenTheDriverShowsTheMemoryFreeOnEveryRank(t *testing.T) {
 	kept := good
 	kept.Missing = 5 << 20
 	c := start(t, dir, actor(2), tagged, done(kept))
-	r = Pause(t.Context(), ranksOf(a, c), nil, time.Second, "")
+	r = Pause(t.Context(), ranksOf(a, c), nil, hang, "")
 	bad := r.Failed()
 	if r.OK() || len(bad) != 1 || bad[0].PID != c.rank.PID || *bad[0].Done != kept || !strings.Contains(bad[0].Err.Message, "5.0 MiB (5242880 bytes) did not become free") {
 		t.Errorf("%+v", r)
@@ -55,7 +55,7 @@ func TestAPauseIsDoneWhenTheDriverShowsTheMemoryFreeOnEveryRank(t *testing.T) {
 	unclear := good
 	unclear.DeviceBytes, unclear.Freed = 64<<20, 40<<20
 	d := start(t, dir, actor(3), tagged, done(unclear))
-	r = Pause(t.Context(), ranksOf(a, d), nil, time.Second, "")
+	r = Pause(t.Context(), ranksOf(a, d), nil, hang, "")
 	if !r.OK() || r.Outcomes[0].Note != "" || !strings.HasPrefix(r.Outcomes[1].Note, "of 64 MiB of device memory that it released, 24 MiB (25165824 bytes) did not show as free") {
 		t.Errorf("%+v", r)
 	}
@@ -78,7 +78,7 @@ func TestEachRankThatDoesNotPauseIsNamedWithItsReason(t *testing.T) {
 	odd := start(t, dir, actor(4), tagged, func(*fake, *server.Ask) server.Answer { return server.Answer{Result: "what?"} })
 	dead := rankOf(t, dir)
 	ranks := append(ranksOf(good, full, partial, busy, odd), dead)
-	r := Pause(t.Context(), ranks, nil, time.Second, "")
+	r := Pause(t.Context(), ranks, nil, hang, "")
 	for i, want := range []struct {
 		state State
 		why   string
@@ -112,7 +112,7 @@ func TestARankIsAskedForThoseOfTheTagsThatItHas(t *testing.T) {
 	both := start(t, dir, actor(0), tagged, done(control.Done{}))
 	one := start(t, dir, actor(1), `{"tags":[{"tag":"weights"}]}`, done(control.Done{}))
 	none := start(t, dir, actor(2), `{"tags":[]}`, refuses(control.Error{Code: 4, Message: "unknown tag"}))
-	if r := Pause(t.Context(), ranksOf(both, one, none), []string{"default", "weights"}, time.Second, ""); !r.OK() {
+	if r := Pause(t.Context(), ranksOf(both, one, none), []string{"default", "weights"}, hang, ""); !r.OK() {
 		t.Errorf("%+v", r)
 	}
 	for f, want := range map[*fake][]string{both: {"default", "weights"}, one: {"weights"}} {
@@ -264,7 +264,7 @@ func TestAStatusComesFromAllWhoAnswerWhileOneHangs(t *testing.T) {
 	})
 	odd := start(t, dir, actor(2), `["what"]`, nil)
 	failing := start(t, dir, actor(3), "", refuses(control.Error{Code: 16, Message: "defect in ebb"}))
-	all := StatusOf(t.Context(), ranksOf(good, hung, odd, failing), 200*time.Millisecond)
+	all := StatusOf(t.Context(), ranksOf(good, hung, odd, failing), 3*time.Second)
 	s := all[0]
 	if s.Err != "" || s.Who != good.rank.Who || s.Status.Where() != (Where{Device: 1, Host: 3, Disk: 2, Skipped: 4}) ||
 		s.Status.LastPause.Skipped() != 6 || s.Status.LastPause.Phases["move"] != 1.5 || s.Status.LastResume != nil {

@@ -185,7 +185,7 @@ func TestLateRanksAreNamedByTheDeadline(t *testing.T) {
 		return done(1)
 	}
 	s := serving(t, f, nil)
-	e := refused(t, s.post("/v1/pause", `{"timeout_s":0.2}`, "Idempotency-Key", "k"), http.StatusGatewayTimeout, codeLate)
+	e := refused(t, s.post("/v1/pause", `{"timeout_s":2}`, "Idempotency-Key", "k"), http.StatusGatewayTimeout, codeLate)
 	r := e.Error.Report
 	if r.Ranks != (rankCounts{Total: 3, Done: 1, Late: 2}) {
 		t.Errorf("%+v", r.Ranks)
@@ -510,7 +510,7 @@ func TestRanksKnownAreCommandedWhenFindingTakesTooLong(t *testing.T) {
 	defer close(f.hold)
 	<-f.watched
 	<-f.watched
-	if r := as[commandReport](t, s.post("/v1/pause", `{"timeout_s":0.5}`), http.StatusOK); r.Ranks.Done != 2 {
+	if r := as[commandReport](t, s.post("/v1/pause", `{"timeout_s":3}`), http.StatusOK); r.Ranks.Done != 2 {
 		t.Errorf("%+v", r)
 	}
 }
