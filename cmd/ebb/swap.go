@@ -17,6 +17,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/control"
 	"github.com/ebb-offload/ebb/internal/launch"
+	"github.com/ebb-offload/ebb/internal/node"
 	"github.com/ebb-offload/ebb/internal/rollout"
 	"github.com/ebb-offload/ebb/internal/swap"
 )
@@ -46,8 +47,8 @@ their memory is free the engine is woken. To train: the engine is put to sleep, 
 is free (not only when it says so) the ranks are resumed. The ranks take part at their safe points.
 
 It can be repeated at any time: what is paused, resumed, asleep or awake already stays so, and where
-nobody needs the memory nothing is moved. When it fails it says who holds the memory, and which
-command goes back (docs/swap.md).
+nobody needs the memory nothing is moved. It waits for the end of another hand-over of these ranks.
+When it fails it says who holds the memory, and which command goes back (docs/swap.md).
 
 Ends with 0 when it is done, with 1 when a rank or an engine failed, with 3 when no rank is running,
 and with 4 when the deadline passed.`,
@@ -180,7 +181,17 @@ func (s *swapFlags) run(ctx context.Context) error {
 	if !s.ranks.asJSON {
 		s.options.Tell = func(step swap.Step) { fmt.Fprintln(stdout, stepLine(step)) }
 	}
+	s.options.By = "ebb swap"
+	s.options.Waiting = func(h swap.Holder) { say("waiting for the end of another hand-over: " + h.String()) }
+	s.options.Again = func(ctx context.Context) ([]node.Rank, []node.Silent, error) {
+		f, err := s.find(ctx)
+		return f.ranks, f.silent, err
+	}
 	report, failed := swap.Run(ctx, s.options)
+	var own *launch.Error // of the second look for the ranks
+	if errors.As(failed, &own) {
+		return failed
+	}
 	return s.tell(ctx, report, failed)
 }
 
@@ -269,7 +280,9 @@ type swapResult struct {
 // tell prints the end, and turns it into ebb's own.
 func (s *swapFlags) tell(ctx context.Context, report swap.Report, failed error) error {
 	result := swapResult{MessageType: "swap", Report: report}
-	if failed != nil {
+	var other *swap.HeldError
+	held := errors.As(failed, &other)
+	if failed != nil && !held { // else there is nothing to go back from
 		result.GoBack = s.goBack()
 	}
 	if s.ranks.asJSON {
@@ -287,8 +300,12 @@ func (s *swapFlags) tell(ctx context.Context, report swap.Report, failed error) 
 	if report.Stands != "" {
 		say("now: " + report.Stands)
 	}
-	say("to go back: " + result.GoBack)
-	say("or repeat the command: what is done stays done")
+	if held {
+		say("repeat the command when that one has ended; --timeout is also how long to wait for it")
+	} else {
+		say("to go back: " + result.GoBack)
+		say("or repeat the command: what is done stays done")
+	}
 	switch err := ended(ctx, nil); {
 	case err != nil:
 		return err

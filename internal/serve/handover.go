@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -145,6 +146,10 @@ func (h *handing) told(*Server) (any, *refusal) {
 		return nil, refused
 	case h.err == nil:
 		return report, nil
+	}
+	var other *swap.HeldError
+	if errors.As(h.err, &other) { // one of another process; those of this one were refused before
+		return nil, refuse(http.StatusConflict, codeSwapping, "wait for its end, then repeat it with a new key", "%s", cut(oneLine(h.err), 4*maxName))
 	}
 	status, code := http.StatusInternalServerError, codeFailed
 	switch {

@@ -286,3 +286,19 @@ func TestOneHandOverAtATime(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// One of another process, say ebb swap, is told like one of this server.
+func TestAHandOverOfAnotherProcessIsNotWorkedAgainst(t *testing.T) {
+	d := readDescription(t)
+	s := serving(t, newFake(1), func(o *Options) {
+		o.Swap = func(_ context.Context, to string, _ []node.Rank, _ []node.Silent, _ []string, _ time.Duration, _ func(swap.Step)) (swap.Report, error) {
+			other := swap.Holder{PID: 4711, By: "ebb swap", To: "train", Since: time.Now()}
+			return swap.Report{To: to, HeldBy: &other}, &swap.HeldError{What: "the ranks of job j", Holder: other}
+		}
+	})
+	reply := s.post("/v1/swap", `{"to":"rollout"}`)
+	if e := refused(t, reply, http.StatusConflict, codeSwapping); !strings.Contains(e.Error.Message, "ebb swap, process 4711, hands over to train since ") {
+		t.Errorf("%+v", e)
+	}
+	d.wantDescribed(t, "POST", "/v1/swap", reply)
+}

@@ -53,6 +53,12 @@ type Options struct {
 	Timeout  time.Duration
 	Tell     func(Step) // hears of each step as it ends; may be nil
 	Log      *Log       // nil: none
+
+	By      string       // the command, for those who wait for the end of this hand-over
+	NoWait  bool         // another hand-over of the same ranks or engines is an error at once
+	Waiting func(Holder) // hears once of each that is waited for; may be nil
+	// Again looks for the ranks anew after such a wait; nil: they are those given.
+	Again func(context.Context) ([]node.Rank, []node.Silent, error)
 }
 
 // Kinds of steps.
@@ -92,10 +98,12 @@ type Report struct {
 	OK      bool    `json:"ok"`
 	Moved   bool    `json:"moved"` // something changed its place
 	Late    bool    `json:"late"`  // a deadline passed
-	Seconds float64 `json:"seconds"`
+	Waited  float64 `json:"waited_seconds,omitempty"` // for the end of another hand-over, before
+	Seconds float64 `json:"seconds"`                  // without that
 	Steps   []Step  `json:"steps"`
-	Error   string  `json:"error,omitempty"`  // the first thing that went wrong
-	Stands  string  `json:"stands,omitempty"` // after an error: who holds the memory now
+	Error   string  `json:"error,omitempty"`   // the first thing that went wrong
+	Stands  string  `json:"stands,omitempty"`  // after an error: who holds the memory now
+	HeldBy  *Holder `json:"held_by,omitempty"` // nothing was done, since this other hand-over is under way
 }
 
 // Error is the failure of a hand-over.
@@ -121,12 +129,18 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	h := &handOver{Options: o, begin: time.Now(), caller: ctx, report: Report{To: o.To, Steps: []Step{}}}
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
+	locks, err := h.take(ctx)
+	if err != nil {
+		return h.barred(ctx, err)
+	}
+	defer locks.release()
+	h.begin = time.Now()
 	o.Log.begin(o)
 	run := h.toRollout
 	if o.To == ToTrain {
 		run = h.toTrain
 	}
-	err := run(ctx)
+	err = run(ctx)
 	h.report.Seconds = time.Since(h.begin).Seconds()
 	h.report.OK = err == nil
 	if err != nil {
@@ -136,6 +150,16 @@ func Run(ctx context.Context, o Options) (Report, error) {
 		cancel()
 	}
 	o.Log.end(h.report)
+	return h.report, err
+}
+
+// barred is the report of a hand-over that did not come to its begin.
+func (h *handOver) barred(ctx context.Context, err error) (Report, error) {
+	h.report.Error = strings.ReplaceAll(err.Error(), "\n", "; ")
+	var other *HeldError
+	if errors.As(err, &other) {
+		h.report.HeldBy, h.report.Late = &other.Holder, errors.Is(ctx.Err(), context.DeadlineExceeded)
+	}
 	return h.report, err
 }
 

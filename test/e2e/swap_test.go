@@ -700,6 +700,71 @@ func TestAnInterruptedHandOverWithdraws(t *testing.T) {
 	s.wantEngine(t, false)
 }
 
+// started is a hand-over that is under way: it has looked at the engine, and waits for ranks that are busy.
+func (s *seat) started(t *testing.T, to string, stderr io.Writer) *exec.Cmd {
+	t.Helper()
+	cmd, looked := s.swapCommand(t, to), len(s.engine.state(t).Calls)
+	cmd.Stderr = stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for len(s.engine.state(t).Calls) == looked {
+		time.Sleep(10 * time.Millisecond)
+	}
+	return cmd
+}
+
+// Two hand-overs in opposite directions would undo each other: the second waits for the end of the first, or says
+// who it is. A first one that is killed keeps nobody out.
+func TestOppositeHandOversWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	s := newSeat(t, "vllm")
+	for _, r := range s.ranks {
+		r.ask(t, "busy")
+	}
+	var said bytes.Buffer
+	first := s.started(t, "rollout", &said)
+	o := s.swap(t, "train", "--timeout", "0.5")
+	holder := fmt.Sprintf("ebb swap, process %d, hands over to rollout since ", first.Process.Pid)
+	if o.status != 4 || !strings.Contains(o.stderr, "ebb: waiting for the end of another hand-over: "+holder) || strings.Contains(o.stderr, "to go back") {
+		t.Errorf("status %d, want 4 and the other one's name: %v", o.status, o)
+	}
+	if err := first.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = first.Wait()
+	if o := s.mustSwap(t, "train"); !strings.Contains(o.stdout, "nothing was moved") || strings.Contains(o.stderr, "waiting") {
+		t.Errorf("the dead one holds the lock: %v", o)
+	}
+
+	first = s.started(t, "rollout", &said)
+	second := s.swapCommand(t, "train")
+	stderr, err := second.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(stderr).ReadString('\n'); err != nil || !strings.Contains(line, fmt.Sprintf("process %d,", first.Process.Pid)) {
+		t.Errorf("%q, %v", line, err)
+	}
+	for _, r := range s.ranks {
+		r.ask(t, "idle")
+	}
+	if err := first.Wait(); err != nil {
+		t.Errorf("the first: %v: %s", err, &said)
+	}
+	if err := second.Wait(); err != nil {
+		t.Errorf("the second: %v", err)
+	}
+	s.wantResident(t)
+	s.wantEngine(t, false)
+	if left, _ := filepath.Glob(filepath.Join(s.runtime, "swap-*")); len(left) > 0 {
+		t.Errorf("locks stay behind: %v", left)
+	}
+}
+
 // Who reads what it prints may go away: half a hand-over would be nobody's.
 func TestAHandOverThatNobodyReadsComesToItsEnd(t *testing.T) {
 	t.Parallel()
