@@ -78,6 +78,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
     bucket_elements: at most so many elements to a bucket; larger parameters are divided.
     buckets_in_flight: GPU memory is taken for so many buckets: one is read, one updated, one written. 1: one after
         the other.
+    prefetch_in_backward: the first buckets are read when a backward makes the first gradient. False: only when
+        prefetch() is called, or by the step.
 
     All room on disk is taken here, or none. A master value is made at the first step that updates the parameter.
     One thread at a time uses the optimizer. Closed with close(), or when the object goes.
@@ -94,6 +96,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         moments_dtype: Optional[str] = None,
         bucket_elements: int = BUCKET_ELEMENTS,
         buckets_in_flight: int = 3,
+        prefetch_in_backward: bool = True,
     ) -> None:
         self.moments_dtype = _moments(moments_dtype)
         if bucket_elements < 1 or buckets_in_flight < 1:
@@ -121,10 +124,13 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         self._traffic = _Traffic()
         self._behind: Optional[_Step] = None  # a step that failed, and is to go on
         self._torn = ""  # why the state is not to be used
+        self._hooks = _Hooks()
         self._made = True
         self.last = Pass()
         """What the latest step moved."""
         _memory.let_go_before_pauses(weakref.WeakMethod(self._release_for_pause))
+        if prefetch_in_backward:
+            self.prefetch_in_backward_of(self._parameters())
 
     # ---- for subclasses ----------------------------------------------------------------------
 
@@ -180,6 +186,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             if self._behind is None:
                 loss = None
                 if closure is not None:
+                    if self._hooks.are_there():  # its backward, on another thread, finds the optimizer in use
+                        self._prefetch_early()
                     with torch.enable_grad():
                         loss = closure()
                 if _overflowed(self):
@@ -205,12 +213,14 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 slots.drain()
                 raise
             self._behind = None
+            self._hooks.armed = True
             self.last = self._traffic.told(step.buckets)
             return step.loss
 
     def prefetch(self) -> None:
-        """Begins to read the first buckets, so that the next step finds them on the GPU. To be called before
-        backward: the reads are then hidden behind it. Does nothing where they are on the way already.
+        """Begins to read the first buckets, so that the next step finds them on the GPU: the reads are then hidden
+        behind what comes before it. Does nothing where they are on the way already. The first backward before a
+        step does it by itself (prefetch_in_backward); called before the forward pass, more is hidden.
 
         Raises what step raises, but for StateError.
         """
@@ -218,10 +228,41 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             self._check_usable()
             _check_not_paused()
             if self._behind is None:
+                self._hooks.armed = False
                 slots = self._slots_now()
-                for bucket in self._buckets[: self.buckets_in_flight]:
+                wanted = [b for b in self._buckets if any(p.parameter.requires_grad for p in b.pieces)]
+                for bucket in wanted[: self.buckets_in_flight]:
                     if slots.of(bucket) is None and slots.free_one():
                         slots.read(bucket)
+
+    def prefetch_in_backward_of(self, tensors: Sequence[Any]) -> None:
+        """The first gradient that a backward makes of one of the tensors begins prefetch(), where the last step is
+        done. The parameters' own, unless the optimizer was made with prefetch_in_backward=False; this is for
+        parameters that no backward reaches, such as parts of a model's."""
+        early = weakref.WeakMethod(self._prefetch_early)
+        hooks, process = self._hooks, self._process
+
+        def made(*_: Any) -> None:
+            if hooks.armed and os.getpid() == process:
+                prefetch = early()
+                if prefetch is not None:
+                    prefetch()
+
+        hooks.add(tensors, made)
+
+    def _prefetch_early(self) -> None:
+        """prefetch() amid a backward, on whatever thread: without a wait for the step, and without an error: what is
+        wrong the step tells."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._hooks.armed = False
+            if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                return  # memory cannot be made now; and a graph that is replayed calls nothing of this
+            with contextlib.suppress(Error, RuntimeError):
+                self.prefetch()
+        finally:
+            self._lock.release()
 
     def release(self) -> None:
         """Gives the GPU memory of the buckets in flight back; the next step takes it again. A pause by ebb.pause()
@@ -234,10 +275,12 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                     )
                 self._slots.free()
                 self._slots = None
+            self._hooks.armed = True
 
     def close(self) -> None:
         """Gives up GPU memory and files, and with them the state. Closing again does nothing."""
         with self._lock:
+            self._hooks.remove()
             self._drop()
             self.release()
             self._state.close()
@@ -508,12 +551,14 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
 
     def _settle(self) -> None:
         """No request is under way, and nothing that was read ahead is kept."""
+        self._hooks.armed = True
         if self._slots is not None:
             self._slots.drain()
 
     def _drop(self) -> None:
         """Forgets a step that failed, and its new values."""
         self._behind = None
+        self._hooks.armed = True
         if self._slots is not None:
             self._slots.drain()
             self._slots.forget()
@@ -581,6 +626,7 @@ class _Adam(StreamedOptimizer):
         moments_dtype: Optional[str] = None,
         bucket_elements: int = BUCKET_ELEMENTS,
         buckets_in_flight: int = 3,
+        prefetch_in_backward: bool = True,
     ) -> None:
         params = _listed(params)
         if amsgrad:
@@ -591,7 +637,7 @@ class _Adam(StreamedOptimizer):
         if fused is not None:
             options["fused"] = fused
         defaults = _defaults(self._plain, params, options)
-        super().__init__(params, defaults, moments_dtype, bucket_elements, buckets_in_flight)
+        super().__init__(params, defaults, moments_dtype, bucket_elements, buckets_in_flight, prefetch_in_backward)
         if fused:
             self._step_supports_amp_scaling = True  # GradScaler then leaves found_inf and grad_scale here
 
@@ -653,6 +699,7 @@ class StreamedSGD(StreamedOptimizer):
         moments_dtype: Optional[str] = None,
         bucket_elements: int = BUCKET_ELEMENTS,
         buckets_in_flight: int = 3,
+        prefetch_in_backward: bool = True,
     ) -> None:
         params = _listed(params)
         options = dict(
@@ -660,7 +707,8 @@ class StreamedSGD(StreamedOptimizer):
             maximize=maximize, foreach=foreach,
         )
         super().__init__(
-            params, _defaults(torch.optim.SGD, params, options), moments_dtype, bucket_elements, buckets_in_flight
+            params, _defaults(torch.optim.SGD, params, options), moments_dtype, bucket_elements, buckets_in_flight,
+            prefetch_in_backward,
         )
 
     def check_group(self, group: Dict[str, Any]) -> None:
@@ -691,6 +739,29 @@ class StreamedSGD(StreamedOptimizer):
 
 
 # ---- one step --------------------------------------------------------------------------------
+
+
+class _Hooks:
+    """What is called when a backward has made a gradient. Each call costs a look at `armed`, and hooks keep no
+    optimizer."""
+
+    def __init__(self) -> None:
+        self.armed = True  # nothing was read ahead since the last step. A race about it costs a look, or a prefetch
+        self._handles: List[Any] = []
+
+    def add(self, tensors: Sequence[Any], made: Callable[..., None]) -> None:
+        for tensor in tensors:
+            if tensor.requires_grad and tensor.is_leaf:
+                # Older PyTorch has only hooks that may change the gradient, and these do not.
+                register = getattr(tensor, "register_post_accumulate_grad_hook", tensor.register_hook)
+                self._handles.append(register(made))
+
+    def are_there(self) -> bool:
+        return bool(self._handles)
+
+    def remove(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
 
 
 class _Step:

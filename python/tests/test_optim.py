@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 import unittest
+import weakref
 from unittest import mock
 
 import ebb
@@ -612,6 +613,178 @@ class Refused(Streamed):
                     call()
         self.train(plain, made, optimizer, 2, 2)
         self.all_same(plain, made)
+
+
+class PrefetchInBackward(Streamed):
+    """The first gradient of a backward begins to read the first buckets."""
+
+    def setUp(self):
+        super().setUp()
+        self.reads = []
+        read = ebb.optim._Slots.read
+        patched = mock.patch.object(ebb.optim._Slots, "read", lambda s, b: self.reads.append(b) or read(s, b))
+        patched.start()
+        self.addCleanup(patched.stop)
+
+    def both(self, **options):
+        plain, made = Plain(parameters(), torch.optim.AdamW, lr=1e-2, foreach=True), parameters()
+        optimizer = self.streamed(made, lr=1e-2, foreach=True, buckets_in_flight=2, **options)
+        self.train(plain, made, optimizer, 2)
+        self.reads.clear()
+        return plain, made, optimizer
+
+    def backward(self, plain, made, number):
+        for side in (plain.parameters, made):
+            loss_of(side, number).backward()
+
+    def finish(self, plain, made, optimizer):
+        plain.step()
+        optimizer.step()
+        self.all_same(plain, made)
+        plain.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
+
+    def test_the_first_buckets_are_read_once(self):
+        plain, made, optimizer = self.both()
+        optimizer.zero_grad(set_to_none=True)
+        plain.zero_grad()
+        for number in range(2, 4):
+            self.backward(plain, made, number)
+            self.assertEqual(self.reads, optimizer._buckets[:2])
+            self.finish(plain, made, optimizer)
+            self.assertEqual(len(self.reads), len(optimizer._buckets))
+            self.reads.clear()
+
+    def test_gradients_that_add_up_over_several_backwards(self):
+        plain, made, optimizer = self.both()
+        plain.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
+        for number in range(3):
+            self.backward(plain, made, number)
+            self.assertEqual(self.reads, optimizer._buckets[:2])
+        self.finish(plain, made, optimizer)
+
+    def test_a_step_that_is_skipped_keeps_what_was_read(self):
+        plain, made, optimizer = self.both()
+        for number in range(2):
+            plain.zero_grad()
+            optimizer.zero_grad(set_to_none=True)
+            self.backward(plain, made, number)  # and no step: as a GradScaler does it after an overflow
+        self.assertEqual(self.reads, optimizer._buckets[:2])
+        self.finish(plain, made, optimizer)
+
+    def test_a_backward_that_fails(self):
+        plain, made, optimizer = self.both()
+
+        class Fails(torch.autograd.Function):
+            @staticmethod
+            def forward(_, value):
+                return value.clone()
+
+            @staticmethod
+            def backward(_, __):
+                raise ArithmeticError("no gradient")
+
+        with self.assertRaisesRegex(ArithmeticError, "no gradient"):
+            (made[-1].sum() + Fails.apply(made[0]).sum()).backward()
+        plain.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
+        self.backward(plain, made, 5)
+        self.finish(plain, made, optimizer)
+
+    def test_a_state_dict_that_is_loaded_in_between(self):
+        plain, made, optimizer = self.both()
+        saved, theirs = optimizer.state_dict(), copy.deepcopy(plain.optimizer.state_dict())
+        values = [[p.detach().clone() for p in side] for side in (plain.parameters, made, plain.masters)]
+        for number in range(2, 4):
+            plain.zero_grad()
+            optimizer.zero_grad(set_to_none=True)
+            self.backward(plain, made, number)
+            if number == 2:
+                self.finish(plain, made, optimizer)
+        optimizer.load_state_dict(saved)  # after the reads
+        plain.optimizer.load_state_dict(theirs)
+        with torch.no_grad():
+            for side, kept in zip((plain.parameters, made, plain.masters), values):
+                for parameter, value in zip(side, kept):
+                    parameter.copy_(value)
+        self.finish(plain, made, optimizer)
+
+    def test_a_checkpoint_in_between(self):
+        plain, made, optimizer = self.both()
+        folder = os.path.join(self.folder, "checkpoint")
+        plain.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
+        self.backward(plain, made, 2)
+        optimizer.save(folder)
+        self.backward(plain, made, 3)
+        self.assertEqual(self.reads, optimizer._buckets[:2] * 2, "the next backward reads again")
+        optimizer.load(folder)
+        self.finish(plain, made, optimizer)
+
+    def test_a_pause_in_between(self):
+        plain, made, optimizer = self.both()
+        self.allocate(MiB, backup="cpu")
+        plain.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
+        self.backward(plain, made, 2)
+        with ebb.paused():
+            self.backward(plain, made, 3)  # these parameters are not on the GPU
+        self.finish(plain, made, optimizer)
+
+    def test_with_a_closure(self):
+        plain, made, optimizer = self.both()
+
+        def closure():
+            self.assertEqual(self.reads, optimizer._buckets[:2], "the reads go on beside the closure")
+            optimizer.zero_grad(set_to_none=True)
+            loss = loss_of(made, 4)
+            loss.backward()
+            return loss
+
+        plain.zero_grad()
+        loss_of(plain.parameters, 4).backward()
+        plain.step()
+        optimizer.step(closure)
+        self.all_same(plain, made)
+
+    def test_parameters_without_gradient(self):
+        for parameter in (made := parameters()):
+            parameter.requires_grad_(False)
+        optimizer = self.streamed(made, buckets_in_flight=2)
+        made[-1].requires_grad_(True)
+        optimizer.prefetch()
+        self.assertEqual(self.reads, [b for b in optimizer._buckets if any(p.parameter is made[-1] for p in b.pieces)])
+
+    def test_what_cannot_be_read_is_told_by_the_step(self):
+        plain, made, optimizer = self.both()
+        plain.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
+        with mock.patch.object(State, "read", side_effect=ebb.DiskError("no answer")):
+            self.backward(plain, made, 2)
+            with self.assertRaisesRegex(ebb.StateError, "no answer"):
+                optimizer.step()
+        self.finish(plain, made, optimizer)
+
+    def test_where_it_is_not_wanted(self):
+        plain, made, optimizer = self.both(prefetch_in_backward=False)
+        plain.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
+        self.backward(plain, made, 2)
+        self.assertEqual(self.reads, [])
+        self.finish(plain, made, optimizer)
+
+    def test_it_keeps_nothing_and_leaves_nothing(self):
+        made = parameters()
+        optimizer = StreamedAdamW(groups(made), bucket_elements=BUCKET)
+        copies = copy.deepcopy(made)  # as people do with models
+        there = weakref.ref(optimizer)
+        del optimizer
+        gc.collect()
+        self.assertIsNone(there())
+        for side in (made, copies):
+            loss_of(side, 0).backward()
+        self.assertEqual(self.reads, [])
 
 
 class DeviceMemory(Streamed):
