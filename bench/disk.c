@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define PAGE 4096
@@ -69,6 +70,18 @@ static void close_files(void)
 	}
 }
 
+/* All files are open at the same time. */
+static void allow_files(size_t files)
+{
+	struct rlimit limit;
+	rlim_t want = files + 64;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < want) {
+		limit.rlim_cur = want < limit.rlim_max ? want : limit.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &limit); /* if refused, opening a file says so */
+	}
+}
+
 static bool make_files(void)
 {
 	for (size_t i = 0; i < disk.setup.files; i++)
@@ -99,6 +112,7 @@ bool disk_open(const struct disk_setup *setup)
 		disk.setup.files = (size_t)setup->ndirs;
 	disk.file_bytes = (setup->bytes / disk.setup.files + PAGE - 1) / PAGE * PAGE;
 	disk.njobs = disk.setup.files * ((disk.file_bytes + setup->block - 1) / setup->block);
+	allow_files(disk.setup.files);
 	disk.fds = malloc(disk.setup.files * sizeof(*disk.fds));
 	disk.jobs = calloc(disk.njobs, sizeof(*disk.jobs));
 	if (disk.fds == NULL || disk.jobs == NULL)

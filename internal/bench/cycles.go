@@ -3,6 +3,8 @@ package bench
 import (
 	"fmt"
 	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 // part is what some rows need of the rounds in which actors go to disk and back. All parts share the
@@ -10,10 +12,11 @@ import (
 // and with raw files.
 type part struct {
 	rows    []string
-	need    func(*session) need              // beside the main actors and the raw files; nil: nothing
-	start   func(*session) ([]*actor, error) // actors of its own; nil: none
-	after   func(*session, *cast) error      // at the end of each round; may be nil
-	figures func(*session, *cast, []*actor)  // of whole rounds
+	need    func(*session) need                              // beside the main actors and the raw files; nil: nothing
+	start   func(*session) ([]*actor, error)                 // actors of its own; nil: none
+	raw     func(*session, *cast, []*actor) (rawArms, error) // raw files of its own; nil: none
+	after   func(*session, *cast) error                      // at the end of each round; may be nil
+	figures func(*session, *cast, []*actor)                  // of whole rounds
 }
 
 // cast is who takes part in the rounds beside the actors of the parts.
@@ -21,6 +24,14 @@ type cast struct {
 	main          []*actor // of each library: random bytes, with the settings asked for
 	writes, reads operations
 	touched       float64 // share of the bytes that a third pause found changed
+
+	smallWrites, smallReads operations // of as many raw files as there are small allocations
+}
+
+// rawArms are raw transfers beside pauses and resumes, and what ends them.
+type rawArms struct {
+	write, read []arm
+	end         func() error
 }
 
 // parts are all there are, by the rows that they give.
@@ -35,7 +46,9 @@ var parts = []part{
 	}, start: (*session).startHalf, figures: (*session).halfFigures},
 	{rows: []string{"adamw"}, need: func(s *session) need { return s.forEach(s.bytes) }, start: (*session).startAdamW, figures: (*session).adamwFigures},
 	{rows: []string{"unchanged"}, after: (*session).pauseAgain, figures: (*session).unchangedFigures},
-	{rows: []string{"small"}, need: func(s *session) need { return s.forEach(s.smallBytes()) }, start: (*session).startSmall, figures: (*session).smallFigures},
+	{rows: []string{"small"}, need: func(s *session) need {
+		return s.forEach(s.smallBytes()).plus(need{disk: s.smallBytes()})
+	}, start: (*session).startSmall, raw: (*session).rawSmall, figures: (*session).smallFigures},
 	{rows: []string{"sizes"}, need: func(s *session) need {
 		var n need
 		for _, size := range s.smallerSizes() {
@@ -107,6 +120,8 @@ func (s *session) cycle(together []part, first bool) error {
 	}
 	own := make([][]*actor, len(together))
 	everybody := slices.Clone(c.main)
+	writes, reads := []arm{raw.arm(mainRows, "write", &c.writes)}, []arm{raw.arm(mainRows, "read", &c.reads)}
+	ends := []func() error{raw.close}
 	for i, p := range together {
 		if p.start == nil {
 			continue
@@ -115,6 +130,13 @@ func (s *session) cycle(together []part, first bool) error {
 			return err
 		}
 		everybody = append(everybody, own[i]...)
+		if p.raw != nil {
+			arms, err := p.raw(s, c, own[i])
+			if err != nil {
+				return err
+			}
+			writes, reads, ends = append(writes, arms.write...), append(reads, arms.read...), append(ends, arms.end)
+		}
 	}
 	after := func() error {
 		for _, p := range together {
@@ -130,7 +152,7 @@ func (s *session) cycle(together []part, first bool) error {
 		}
 		return nil
 	}
-	err = s.rounds(everybody, []arm{raw.arm(mainRows, "write", &c.writes)}, []arm{raw.arm(mainRows, "read", &c.reads)}, after)
+	err = s.rounds(everybody, writes, reads, after)
 	if err != nil && !s.interrupted() {
 		return err
 	}
@@ -146,8 +168,10 @@ func (s *session) cycle(together []part, first bool) error {
 	if err != nil {
 		return err
 	}
-	if err := raw.close(); err != nil {
-		return err
+	for _, end := range ends {
+		if err := end(); err != nil {
+			return err
+		}
 	}
 	return s.endActors(everybody...)
 }
@@ -380,16 +404,66 @@ func (s *session) startSmall() ([]*actor, error) {
 	return actors, err
 }
 
+// canOpen reports whether a raw process may hold so many files open, beside the few of any process.
+func canOpen(files int) bool {
+	var limit unix.Rlimit
+	return unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil || limit.Max >= uint64(files)+64
+}
+
+// rawSmall is the disk's part in it: raw files of 2 MiB, as many, moved by as many workers.
+func (s *session) rawSmall(c *cast, own []*actor) (rawArms, error) {
+	const row = "small"
+	sh := own[0].shape
+	sh.files = int(s.smallBytes() / smallPiece)
+	if !canOpen(sh.files) {
+		return rawArms{end: func() error { return nil }}, nil
+	}
+	raw, err := s.rawRank(row, s.folders, s.smallBytes(), sh)
+	if err != nil {
+		return rawArms{}, err
+	}
+	rounds := own[0].rounds
+	if rounds == 0 {
+		rounds = s.o.Rounds
+	}
+	transfer := func(what string, notes *operations) []arm {
+		one := raw.arm(row, what, notes)
+		return []arm{{row, func() error {
+			if len(*notes) == rounds {
+				return nil // the actor takes part in no more rounds either
+			}
+			return one.do()
+		}}}
+	}
+	return rawArms{transfer("write", &c.smallWrites), transfer("read", &c.smallReads), func() error { return s.end(raw.rank) }}, nil
+}
+
 func (s *session) smallFigures(c *cast, own []*actor) {
 	large := fmt.Sprintf("%d x %s", piecesOf(s.bytes), sizeText(s.bytes/piecesOf(s.bytes)))
-	name := fmt.Sprintf("%d x 2 MiB / %s, GB/s", s.smallBytes()/smallPiece, large)
+	count := s.smallBytes() / smallPiece
+	name := fmt.Sprintf("%d x 2 MiB / %s, GB/s", count, large)
+	files := fmt.Sprintf("raw %d files of 2 MiB", count)
 	for i, many := range own {
 		few := c.main[i]
 		s.add(
 			ratio("small", many.lib.name, "pause, "+name, many.pauses.rates("many small"), few.pauses.rates("few large")).atLeast(0.85),
 			ratio("small", many.lib.name, "resume, "+name, many.wakes.rates("many small"), few.wakes.rates("few large")).atLeast(0.85),
 		)
+		if len(c.smallWrites) > 0 {
+			s.add(
+				ratio("small", many.lib.name, "pause, many small / "+files, many.pauses.rates("pause"), c.smallWrites.rates("raw write")),
+				ratio("small", many.lib.name, "resume, many small / "+files, many.wakes.rates("resume"), c.smallReads.rates("raw read")),
+			)
+		}
 	}
+	if len(c.smallWrites) == 0 {
+		s.add(missing("small", "raw", files, "the limit of open files is lower (ulimit -Hn)"))
+		return
+	}
+	s.add(
+		ratio("small", "raw", files+" / raw few large, write", c.smallWrites.rates("many small"), c.writes.rates("few large")),
+		ratio("small", "raw", files+" / raw few large, read", c.smallReads.rates("many small"), c.reads.rates("few large")),
+	)
 }
 
 // smallerSizes are the sizes of the row sizes beside that of the main actors.
