@@ -59,12 +59,16 @@ type planOptions struct {
 	driveSize, drives     uint64
 }
 
-func newPlan() *cobra.Command {
-	o := planOptions{
+func newPlanOptions() planOptions {
+	return planOptions{
 		state:    sizing.State{Optimizer: "adamw", Weights: sizing.BF16, Moment: sizing.FP32, Shard: sizing.ShardOptimizer},
 		parallel: sizing.Parallel{TP: 1, PP: 1, CP: 1, DP: 1, EP: 1}, chunkMB: launch.DefaultChunkMB,
 		driveYears: sizing.WarrantyYears, drives: 1, link: sizing.TypicalLink,
 	}
+}
+
+func newPlan() *cobra.Command {
+	o := newPlanOptions()
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Say beforehand what will be parked, where it fits and how long it takes",
@@ -101,6 +105,15 @@ running, and with 4 when one did not answer.`,
 		},
 	}
 	f := cmd.Flags()
+	o.add(f)
+	onOffTo(f, &o.live, "live", "predict the next pause and resume of the ranks that are running")
+	o.ranks.add(f)
+	f.Lookup("disk-dir").Usage = "the disk directory, or several as DIR,DIR: its room and its rates are measured where they are not given; with --live its ranks are found too"
+	return cmd
+}
+
+// add adds the flags that say what is planned; other verbs that plan take some of them.
+func (o *planOptions) add(f *pflag.FlagSet) {
 	f.Var(&value{kind: "N", parse: into(&o.params, sizing.ParseCount)}, "params", "number of parameters, as 7B")
 	f.Var(&value{kind: "FILE", parse: into(&o.configFile, anything)}, "from-config", "the model's config.json, as of Hugging Face")
 	f.Var(&value{text: o.state.Weights.Name, kind: "TYPE", parse: into(&o.state.Weights, sizing.ParseDtype(sizing.BF16, sizing.FP16, sizing.FP32, sizing.FP8))},
@@ -150,11 +163,6 @@ running, and with 4 when one did not answer.`,
 	f.Var(&value{kind: "SIZE", parse: into(&o.driveSize, sizing.ParseSize)}, "drive-size", "size of a drive, as 3.84TB")
 	f.Var(&value{text: fmt.Sprint(o.driveYears), kind: "N", parse: into(&o.driveYears, sizing.ParsePositive)}, "drive-years", "years that --drive-dwpd is rated for")
 	f.Var(&value{text: "1", kind: "N", parse: into(&o.drives, sizing.ParseWays)}, "drives", "drives of the node that share what is written")
-
-	onOffTo(f, &o.live, "live", "predict the next pause and resume of the ranks that are running")
-	o.ranks.add(f)
-	f.Lookup("disk-dir").Usage = "the disk directory, or several as DIR,DIR: its room and its rates are measured where they are not given; with --live its ranks are found too"
-	return cmd
 }
 
 // onlyLive is a flag on the command line that only --live looks at.
