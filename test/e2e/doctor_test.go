@@ -221,9 +221,7 @@ func TestADoctorOfAProcess(t *testing.T) {
 			}
 
 			// Stopped, it answers nobody, and can be looked at all the same.
-			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			stopAll(t, pid)
 			d = n.doctor(t, nil, "--disk-dir", n.disk, "--pid", fmt.Sprint(pid))
 			if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 				t.Fatal(err)

@@ -67,7 +67,7 @@ func below(t *testing.T, dir, job string) []string {
 		if err == nil && name != "." && name != ".ebb" && name != ".ebb/usage" && name != job && !strings.HasPrefix(name, job+"/") && !strings.HasPrefix(name, ".ebb/"+job+"__") {
 			found = append(found, name)
 		}
-		return err
+		return unlessGone(dir, path, err)
 	})
 	if err != nil {
 		t.Fatal(err)

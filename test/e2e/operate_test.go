@@ -332,7 +332,7 @@ func TestTheStatusOfARankSaysWhereEachTagIs(t *testing.T) {
 func TestARankThatIsBusyIsLateAndTheOthersAreBroughtBack(t *testing.T) {
 	o := newOperated(t, 2)
 	o.ranks[1].ask(t, "busy")
-	out := o.want(t, 4, "pause", "--role", "actor", "--timeout", "0.2")
+	out := o.want(t, 4, "pause", "--role", "actor", "--timeout", "2")
 	wantLine(t, out.stderr, "ebb: actor cell 0 rank 1 (pid "+strconv.Itoa(o.pids[1])+") is late: ")
 	wantLine(t, out.stderr, "no safe point within ")
 	const back = "ebb: 1 of 2 ranks paused; to bring them back: ebb "
@@ -354,13 +354,13 @@ func TestARankThatIsBusyIsLateAndTheOthersAreBroughtBack(t *testing.T) {
 // A stopped process takes callers and says nothing: it is named, and all others answer.
 func TestAStoppedRankHoldsUpNobody(t *testing.T) {
 	o := newOperated(t, 3)
-	stop(t, o.pids[1])
+	stopAll(t, o.pids[1])
 	s := o.status(t, 4)
 	if len(s.Ranks) != 2 || len(s.Silent) != 1 || s.Silent[0].PID != o.pids[1] || s.Silent[0].Rank != "1" ||
 		!strings.Contains(s.Silent[0].Why, "the process is stopped (kill -CONT "+strconv.Itoa(o.pids[1])+" ") {
 		t.Errorf("%+v", s)
 	}
-	out := o.want(t, 4, "pause", "--timeout", "1")
+	out := o.want(t, 4, "pause", "--timeout", "3")
 	wantLine(t, out.stderr, "ebb: actor cell 0 rank 1 (pid "+strconv.Itoa(o.pids[1])+") is late: ")
 	wantLine(t, out.stderr, "ebb: 2 of 3 ranks paused; to bring them back: ebb resume")
 	o.want(t, 0, "resume", "--rank", "0,2")
@@ -372,23 +372,6 @@ func TestAStoppedRankHoldsUpNobody(t *testing.T) {
 	for _, r := range o.ranks {
 		if got := r.ask(t, "check"); got != "intact" {
 			t.Error(got)
-		}
-	}
-}
-
-// stop stops a process, and waits until it is.
-func stop(t *testing.T, pid int) {
-	t.Helper()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(hangs); ; time.Sleep(time.Millisecond) {
-		stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-		if err != nil || time.Now().After(deadline) {
-			t.Fatal("it does not stop", err)
-		}
-		if strings.Contains(string(stat), ") T ") {
-			return
 		}
 	}
 }

@@ -106,9 +106,7 @@ func TestARunningRankIsPlannedAsItIsThenParked(t *testing.T) {
 	r.follow(t, "", "sh", "ebb resume")
 
 	pid := r.pids(t)[0]
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	stopAll(t, pid)
 	plan, said := r.plan(t, 4)
 	if len(plan.Ranks) != 1 || len(plan.Silent) != 1 || !strings.Contains(said, "(pid "+strconv.Itoa(pid)+") does not answer") {
 		t.Errorf("with a stopped rank: %+v; %s", plan, said)

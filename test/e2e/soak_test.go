@@ -262,6 +262,9 @@ func (s *soak) steady(rng *rand.Rand) {
 		}
 	}
 	last := takes()
+	if first[0] == 0 {
+		first = last // it has only just begun
+	}
 	_ = cmd.Process.Signal(unix.SIGTERM)
 	select {
 	case <-ended: //nolint:errcheck // statusOf tells how

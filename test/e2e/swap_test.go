@@ -373,7 +373,7 @@ func TestNothingIsMovedForAnEngineThatCannotBeWoken(t *testing.T) {
 		{"redirected", `{"/is_sleeping":{"status":307,"location":"http://127.0.0.1:1/"}}`, nil, 1, []string{"status 307", "which is not followed"}},
 		{"no token", `{"/is_sleeping":{"status":401,"body":"{\"error\":\"Unauthorized\"}"}}`, nil, 1, []string{"status 401: Unauthorized", "--engine-token-file"}},
 		{"a huge answer", `{"/is_sleeping":{"status":200,"body":5000000}}`, []string{"--engine-kind", "vllm"}, 1, []string{"more than 4194304 bytes"}},
-		{"a hang", `{"/is_sleeping":{"hang":true}}`, []string{"--timeout", "0.5"}, 4, []string{"GET /is_sleeping: no answer by the deadline"}},
+		{"a hang", `{"/is_sleeping":{"hang":true}}`, []string{"--timeout", "2"}, 4, []string{"GET /is_sleeping: no answer by the deadline"}},
 		{"a command that fails", "", []string{"--engine-command", "echo broken >&2; exit 5;"}, 1, []string{"exit status 5: broken"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -645,27 +645,27 @@ func TestARankThatDoesNotAnswerIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	signal := func(to syscall.Signal) {
-		if err := syscall.Kill(pid, to); err != nil {
+	goOn := func() {
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
 	}
 	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
-	signal(syscall.SIGSTOP)
-	s.mustFail(t, 4, []string{"actor cell 0 rank 1 does not answer", "nothing was moved", "1 rank resident; 1 rank without an answer"}, "rollout", "--timeout", "0.5")
-	signal(syscall.SIGCONT)
+	stopAll(t, pid)
+	s.mustFail(t, 4, []string{"actor cell 0 rank 1 does not answer", "nothing was moved", "1 rank resident; 1 rank without an answer"}, "rollout", "--timeout", "2")
+	goOn()
 	s.wantResident(t)
 	s.wantEngine(t, false)
 	if !long() {
 		return
 	}
 	s.mustSwap(t, "rollout")
-	signal(syscall.SIGSTOP)
+	stopAll(t, pid)
 	s.mustFail(t, 4, []string{"actor cell 0 rank 1 does not answer", "the other ranks are resident"}, "train", "--timeout", "20")
 	if got := s.ranks[0].ask(t, "check"); got != "intact" {
 		t.Errorf("rank 0: %s", got)
 	}
-	signal(syscall.SIGCONT)
+	goOn()
 	s.mustSwap(t, "train")
 	s.wantResident(t)
 }
