@@ -214,6 +214,15 @@ func (t *Table) Keep(a *Allocation, why string) {
 	}
 }
 
+// Unkeep ends what Keep said, if it was for this reason.
+func (t *Table) Unkeep(a *Allocation, why string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if a.kept == why {
+		a.kept = ""
+	}
+}
+
 // Kept sums up the allocations that a pause leaves active for one reason. Bytes are logical.
 type Kept struct {
 	Reason string `json:"reason"`
@@ -226,7 +235,7 @@ func (t *Table) KeptOf(tags []string) []Kept {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	byReason := map[string]*Kept{}
-	for _, a := range t.objects {
+	for _, a := range t.all() {
 		if a.kept == "" || !named(a, tags) {
 			continue
 		}

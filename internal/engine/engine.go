@@ -135,6 +135,7 @@ type Engine struct {
 	resetting   bool                 // between BeginReset and EndReset
 	peers       map[int]map[int]bool // by device: who may use its memory
 	diskDir     string               // directory setting of the latest pause
+	pauses      uint64               // that had something to do
 	lastPause   *outcome
 	lastResume  *outcome
 	stagingSize uint64 // bytes of staging held, for status

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/fingerprint"
 	"github.com/ebb-offload/ebb/internal/pipeline"
@@ -47,6 +48,8 @@ type states struct {
 	last    uint64 // number that was given to a state or request
 	pending []*stateRequest
 	zeros   map[uint64]fingerprint.Sum // of blocks of zeros, by length
+
+	unwritten map[*alloc.Allocation][]part // whose write from there failed, in memory without backup
 }
 
 // State is one named set of segments.
@@ -111,6 +114,7 @@ func (e *Engine) makeStates(self rankdir.Owner) error {
 	}
 	s := &e.states
 	s.block, s.open, s.zeros = block, map[uint64]*State{}, map[uint64]fingerprint.Sum{}
+	s.unwritten = map[*alloc.Allocation][]part{}
 	for d := range s.lanes {
 		s.lanes[d] = &lane{engine: e, direction: pipeline.Direction(d), chunk: chunk / 2, workers: workers}
 	}
@@ -285,6 +289,7 @@ func (e *Engine) CloseState(id uint64) error {
 	err = st.release()
 	s.mu.Lock()
 	delete(s.open, id)
+	e.letGoOfParts(func(p part) bool { return p.of == st })
 	none := len(s.open) == 0
 	s.mu.Unlock()
 	if none {

@@ -248,7 +248,7 @@ func (e *Engine) awaitRequests(set []*alloc.Allocation) error {
 			return fmt.Errorf("%v cannot be paused, since the state %q passes through it: %w", using[next], next.state.name, r.err)
 		}
 	}
-	return nil
+	return e.unwrittenIn(set)
 }
 
 // allPaused reports whether managed memory is paused and none is active: a step cannot be under way. Where only
@@ -284,6 +284,7 @@ func (e *Engine) begin(r *stateRequest) (ticket uint64, err error) {
 			r.after = append(r.after, p)
 		}
 	}
+	e.noteOverwritten(r)
 	s.last++
 	r.state.tickets[s.last] = r
 	s.pending = append(s.pending, r)
@@ -311,6 +312,7 @@ func (e *Engine) carryOut(r *stateRequest) {
 	e.letGoOf(r)
 	s := &e.states
 	s.mu.Lock()
+	e.noteEnd(r, err)
 	s.pending = slices.DeleteFunc(s.pending, func(p *stateRequest) bool { return p == r })
 	none := len(s.pending) == 0
 	r.err = err

@@ -26,6 +26,7 @@ type Status struct {
 	BlockBytes    uint64       `json:"block_bytes"`
 	Probes        []tuning     `json:"probes"` // how many workers serve which directories
 	Tags          []TagStatus  `json:"tags"`
+	Pauses        uint64       `json:"pauses"` // that had something to do, so far
 	LastPause     *outcome     `json:"last_pause"`
 	LastResume    *outcome     `json:"last_resume"`
 	Disk          DiskStatus   `json:"disk"`
@@ -123,6 +124,7 @@ func newOutcome(r Result, err error) *outcome {
 func (e *Engine) recordPause(r Result, err error) *outcome {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.pauses++
 	e.lastPause = newOutcome(r, err)
 	return e.lastPause
 }
@@ -171,7 +173,7 @@ func (e *Engine) Status(classes []Class) []byte {
 	s.HostBytes = s.Host.Bytes
 	e.mu.Lock()
 	s.Disk.Dir, s.StagingBytes = e.diskDir, e.stagingSize
-	s.LastPause, s.LastResume = e.lastPause, e.lastResume
+	s.Pauses, s.LastPause, s.LastResume = e.pauses, e.lastPause, e.lastResume
 	s.Probes = append([]tuning{}, e.tunings...)
 	e.mu.Unlock()
 	out, err := json.Marshal(s)

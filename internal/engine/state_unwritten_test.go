@@ -1,0 +1,112 @@
+package engine
+
+import (
+	"encoding/json"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/ebb-offload/ebb/internal/alloc"
+)
+
+// unwritten is a state whose write from managed memory without backup failed, and other managed memory.
+func unwritten(t *testing.T) (s *streamed, slot, other *array) {
+	t.Helper()
+	r := newStateRig(t)
+	s = r.newState("adam", 300<<10, 64<<10)
+	slot, other = r.make(1<<20, 0, none("slots")), r.make(1<<20, 0, disk("actor"))
+	stream := r.stream(0)
+	s.mustUpdate(slot.addr, stream, 0, 1)
+	check(t, r.sys.Set("pwrite:2:ENOSPC"))
+	ticket, err := s.update(slot.addr, stream, 0, 1)
+	check(t, err)
+	if _, err := s.WaitState(s.id, ticket); Code(err) != CodeNoSpace {
+		t.Fatalf("%v (code %d)", err, Code(err))
+	}
+	check(t, r.sys.Set(""))
+	return s, slot, other
+}
+
+// keeps says whether a pause leaves memory on the device for such a write, which others than it never concerns.
+func (s *streamed) keeps(want bool, other *array) {
+	s.t.Helper()
+	var all Status
+	before := s.Status(nil)
+	res := s.pause()
+	check(s.t, json.Unmarshal(s.Status(nil), &all))
+	if kept := res.Kept > 0 && len(all.Kept) == 1 && all.Kept[0] == (alloc.Kept{Reason: "unwritten", Count: 1, Bytes: 1 << 20}); kept != want {
+		s.t.Errorf("kept: %v, the pause %+v, %+v", kept, res, all.Kept)
+	}
+	var former Status
+	check(s.t, json.Unmarshal(before, &former))
+	if all.Pauses != former.Pauses+1 {
+		s.t.Errorf("%d pauses after %d", all.Pauses, former.Pauses)
+	}
+	s.resume()
+	s.holds(other)
+}
+
+func TestAPauseLeavesBytesWhoseWriteFailedOnTheDevice(t *testing.T) {
+	s, slot, other := unwritten(t)
+	s.keeps(true, other)
+	// A write of some of it is not enough.
+	stream := s.stream(0)
+	ticket, err := s.WriteState(s.id, s.whole(slot.addr, 0, 1)[:1], stream)
+	check(t, err)
+	s.wait(ticket)
+	s.keeps(true, other)
+	ticket, err = s.WriteState(s.id, s.whole(slot.addr, 0, 1), stream)
+	check(t, err)
+	s.wait(ticket)
+	s.keeps(false, other)
+	s.intact(slot.addr)
+}
+
+func TestBytesThatNobodyWantsAnyMoreAreNotKept(t *testing.T) {
+	t.Run("others are read to their place", func(t *testing.T) {
+		s, slot, other := unwritten(t)
+		for n, want := range s.want { // by another way
+			check(t, s.WriteStateHost(s.id, uint32(n), 0, want))
+		}
+		s.intact(slot.addr)
+		s.keeps(false, other)
+	})
+	t.Run("the state is closed", func(t *testing.T) {
+		s, _, other := unwritten(t)
+		check(t, s.CloseState(s.id))
+		s.keeps(false, other)
+	})
+}
+
+// A pause that waits for a write learns only then that it fails.
+func TestAPauseIsRefusedWhereAWriteFailsMeanwhile(t *testing.T) {
+	r := newStateRig(t)
+	s := r.newState("adam", 300<<10)
+	slot, stream := r.make(1<<20, 0, none("slots")), r.stream(0)
+	check(t, r.sys.Set("pwrite:1:hang"))
+	ticket, err := s.update(slot.addr, stream, 0)
+	check(t, err)
+	r.sys.AwaitHang()
+	a, _, err := r.table.Find(slot.addr, 1)
+	check(t, err)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.Pause(nil, r.set)
+		ended <- err
+	}()
+	for r.table.State(a) != alloc.Pausing {
+		runtime.Gosched()
+	}
+	check(t, r.sys.Set("pwrite:1:EIO"))
+	if err := <-ended; Code(err) != CodeState || !strings.Contains(err.Error(), `segment 0 of the state "adam"`) {
+		t.Errorf("%v (code %d)", err, Code(err))
+	}
+	if _, err := s.WaitState(s.id, ticket); Code(err) != CodeIO {
+		t.Errorf("%v", err)
+	}
+	check(t, r.sys.Set(""))
+	ticket, err = r.WriteState(s.id, s.whole(slot.addr, 0), stream)
+	check(t, err)
+	s.wait(ticket)
+	s.intact(slot.addr)
+}
