@@ -90,22 +90,26 @@ func SelectBoth(ranks []Rank, silent []Silent, s Selection) ([]Rank, []Silent, e
 	if missing != nil {
 		return nil, nil, missing
 	}
-	var selected []Rank
+	selected, unanswered := s.Of(ranks, silent)
+	if len(selected)+len(unanswered) == 0 && len(known) > 0 {
+		return nil, nil, &SelectionError{Exist: distinct(known, Name)}
+	}
+	return selected, unanswered, nil
+}
+
+// Of is SelectBoth where values that no rank has are nothing wrong: on one of several nodes.
+func (s Selection) Of(ranks []Rank, silent []Silent) (selected []Rank, unanswered []Silent) {
 	for _, r := range ranks {
 		if s.Means(r.Who) {
 			selected = append(selected, r)
 		}
 	}
-	var unanswered []Silent
 	for _, q := range silent {
 		if s.mayMean(q.Who) {
 			unanswered = append(unanswered, q)
 		}
 	}
-	if len(selected)+len(unanswered) == 0 && len(known) > 0 {
-		return nil, nil, &SelectionError{Exist: distinct(known, Name)}
-	}
-	return selected, unanswered, nil
+	return selected, unanswered
 }
 
 // KnowTags returns a *SelectionError for a tag that no rank has. It is nil where a rank did not say which it has.

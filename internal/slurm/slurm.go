@@ -1,0 +1,104 @@
+// Package slurm reaches the nodes of a running Slurm job, through Slurm's own commands.
+//
+//	job.go     which jobs and nodes a name such as 1234_5 means: squeue, scontrol
+//	step.go    one task on each node: srun --overlap, and what is done when a node is lost
+//	frame.go   how tasks answer: short lines, so that the answers of many are told apart. Pure
+//	member.go  whether a process is of a job
+//
+// Nothing of Slurm is linked. A node that says nothing is named and holds up nobody for longer than
+// Step.Patience; what is kept of a node's answer is bounded.
+package slurm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+// Kind is what an Error means for the caller.
+type Kind int
+
+// The kinds of an Error.
+const (
+	Wrong      Kind = iota // what was asked for: no such job, another user's, Slurm is not here
+	NotRunning             // the job is there, and none of its processes runs
+	Unknown                // Slurm does not tell
+)
+
+// Error is why a job cannot be reached. Its text is one line with the remedy.
+type Error struct {
+	Kind Kind
+	Text string
+	Err  error // the cause, or nil
+}
+
+func (e *Error) Error() string { return e.Text }
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+func errorf(kind Kind, format string, args ...any) *Error {
+	err := fmt.Errorf(format, args...)
+	return &Error{Kind: kind, Text: strings.Join(strings.Fields(err.Error()), " "), Err: errors.Unwrap(err)}
+}
+
+// maxOutput is more than squeue and scontrol say of the largest job, in bytes.
+const maxOutput = 4 << 20
+
+// output runs a command of Slurm and returns what it prints.
+func output(ctx context.Context, name string, args ...string) (string, error) {
+	path, err := find(name)
+	if err != nil {
+		return "", err
+	}
+	var out, complaint limited
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env = environ(os.Environ())
+	cmd.Stdout, cmd.Stderr = &out, &complaint
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			return "", context.Cause(ctx)
+		}
+		return "", fmt.Errorf("%s: %w: %s", name, err, oneLine(complaint.String()))
+	}
+	return out.String(), nil
+}
+
+// find finds a command of Slurm.
+func find(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", errorf(Wrong, "%s is not in PATH: run ebb on a node where Slurm's commands are, or load their module (%w)", name, err)
+	}
+	return path, nil
+}
+
+// environ is the environment for Slurm's commands: without the variables of a job around this process, which srun would
+// take for its own options, but with those that say which Slurm it is.
+func environ(all []string) []string {
+	return slices.DeleteFunc(slices.Clone(all), func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		switch name {
+		case "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS":
+			return false
+		}
+		return strings.HasPrefix(name, "SLURM_") || strings.HasPrefix(name, "SLURMD_") || strings.HasPrefix(name, "SRUN_")
+	})
+}
+
+// limited keeps the first maxOutput bytes that are written to it.
+type limited struct{ bytes.Buffer }
+
+func (l *limited) Write(p []byte) (int, error) {
+	if room := maxOutput - l.Len(); room > 0 {
+		l.Buffer.Write(p[:min(len(p), room)])
+	}
+	return len(p), nil
+}
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
