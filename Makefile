@@ -71,7 +71,7 @@ ptx: ## compile the GPU kernel after its source changed (internal/device/cuda)
 	@$(PYTHON) scripts/make-ptx.py
 
 .PHONY: wheel
-wheel: shim engine ## the Python package with the libraries: dist/ebb-*.whl
+wheel: shim engine cli ## the Python package with the libraries and the command: dist/ebb-*.whl
 	@PYTHON=$(PYTHON) scripts/build-wheel.sh
 
 ##@ Run
@@ -104,7 +104,7 @@ test-c: softgpu ## tests of softgpu and shim: plain, AddressSanitizer, ThreadSan
 	$(MAKE) --silent -C shim test test-asan test-tsan 2>&1 | scripts/count-tests.sh shim
 
 .PHONY: test-python
-test-python: softgpu shim engine ## the Python package: tests over softgpu, installing it; every file compiles
+test-python: softgpu shim engine cli ## the Python package: tests over softgpu, installing it; every file compiles
 	$(PYTHON) scripts/check_python.py
 
 .PHONY: test-e2e

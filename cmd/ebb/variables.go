@@ -18,7 +18,7 @@ import (
 var libraryVariables = []string{
 	"EBB_CONTROL", "EBB_DISK_DIRS", "EBB_DISK_LEASES", "EBB_DISK_QUOTA_BYTES", "EBB_ENGINE", "EBB_ENGINE_TOKEN", "EBB_FAULT_FILES", "EBB_HOST_ARENA", "EBB_HOST_MB",
 	"EBB_IO_TIMEOUT", "EBB_LEASE", "EBB_LIB_DIR", "EBB_ON_PAUSE_ERROR", "EBB_RESUME_WAIT", "EBB_RUN", "EBB_STATE_CHUNK_MB", "EBB_STATE_DIRS", "EBB_STATE_LEASES",
-	"EBB_CI", "EBB_DEMO_DIR", "EBB_REFERENCE_TESTS",
+	"EBB_CI", "EBB_DEMO_DIR", "EBB_RAY_REFUSED", "EBB_REFERENCE_TESTS",
 }
 
 // sayUnknown names variables that look like ebb's and are none: a slip of the keyboard would else

@@ -32,12 +32,22 @@ func FindLibraries(executable string, getenv func(string) string) (Libraries, er
 	if err != nil {
 		return Libraries{}, failf(StatusInstall, "the directory of ebb's libraries: %w; set %s to an absolute path", err, EnvLibDir)
 	}
-	return Libraries{
+	libs := Libraries{
 		Dir:     dir,
 		Preload: filepath.Join(dir, "torch_memory_saver", "libebb.so"),
 		Engine:  filepath.Join(dir, "libebb-engine.so"),
 		Soft:    filepath.Join(dir, "softgpu"),
-	}, nil
+	}
+	// A wheel holds no links: there the engine lies beside the library, which looks for it in both places.
+	if beside := filepath.Join(dir, "torch_memory_saver", "libebb-engine.so"); isThere(beside) {
+		libs.Engine = beside
+	}
+	return libs, nil
+}
+
+func isThere(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
 }
 
 // Check verifies that the files which the options need are there and can be named in the

@@ -51,6 +51,12 @@ def main():
             SOFTGPU_MEM_MB="64", TMS_DISK_BACKUP_DIR=str(work), TMS_DISK_BACKUP_CHUNK_MB="4",
         )
         assert loaded == str([str(folder / "libebb-engine.so"), str(folder / "libebb.so")]), loaded
+        # The command is in the wheel too, and finds the libraries there.
+        settings = output(
+            sys.executable, "-c", "import ebb.ray; print(ebb.ray.runtime_env(rank=1, job='j', supervised=False)['env_vars']['LD_PRELOAD'])",
+            PYTHONPATH=str(site),
+        )
+        assert settings == f"{path}:${{LD_PRELOAD}}", settings
 
         # Elsewhere, so that setuptools leaves nothing in the source tree.
         source = shutil.copytree(ROOT / "python", work / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "tests"))
