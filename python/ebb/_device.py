@@ -1,5 +1,6 @@
-"""Device memory outside of every pause and of PyTorch's caching allocator, and tensors over it. For the slots of
-streamed state: made and given back as a whole, at once.
+"""Device memory outside of PyTorch's caching allocator, and tensors over it. For the slots of streamed state: made
+and given back as a whole, at once. No pause saves its content: where the rank has managed memory, a pause takes it
+like that, under a tag of its own, and elsewhere leaves it.
 
 On a GPU these are CUDA tensors. The software GPU's memory can be addressed by the CPU, so over it they are CPU
 tensors: programs for CUDA can be tried without a GPU.
@@ -11,15 +12,18 @@ import contextlib
 import ctypes
 from typing import Any
 
-from . import _abi, _region
+from . import _abi, _memory, _region
 from ._errors import DeviceError, OutOfDeviceMemory, UnsafeConfiguration
 
 _SOFTWARE_RUNTIME = "libcudart.so.13"
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
+TAG = "ebb.optim"
+"""Of managed memory made here."""
+
 
 class Memory:
-    """So many bytes of device memory, not managed. torch: the module. device: a torch.device, "cuda" or "cpu".
+    """So many bytes of device memory. torch: the module. device: a torch.device, "cuda" or "cpu".
 
     Whoever uses tensors of it after free() uses memory of others. Raises OutOfDeviceMemory, DeviceError,
     UnsafeConfiguration, NotLoaded.
@@ -28,6 +32,8 @@ class Memory:
     def __init__(self, torch: Any, device: Any, size: int) -> None:
         self._device, self._torch, self.size = device, torch, size
         self._address = 0
+        self.managed = any(t["tag"] != TAG and t["allocations"] for t in _memory.status().get("tags", ()))
+        """A pause takes it: its content is undefined afterwards."""
         if device.type == "cpu" and not _is_software_gpu():
             raise UnsafeConfiguration(
                 "streamed state passes through GPU memory, and these parameters are on the CPU: move the model to "
@@ -58,7 +64,8 @@ class Memory:
 
     def _allocate(self) -> int:
         pointer = ctypes.c_void_p()
-        with current(self._torch, self._device), _region.disable():
+        kind = _region.region(TAG) if self.managed else _region.disable()
+        with current(self._torch, self._device), kind:
             code: int = _abi.library().cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(self.size))
         self._address = pointer.value or 0
         return code

@@ -198,6 +198,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 step = self._behind
                 step.check_unchanged()
             slots = self._slots_now()
+            slots.look_for_pauses()
             self._behind = step
             try:
                 with step.scaling(self):
@@ -230,6 +231,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             if self._behind is None:
                 self._hooks.armed = False
                 slots = self._slots_now()
+                slots.look_for_pauses()
                 wanted = [b for b in self._buckets if any(p.parameter.requires_grad for p in b.pieces)]
                 for bucket in wanted[: self.buckets_in_flight]:
                     if slots.of(bucket) is None and slots.free_one():
@@ -265,8 +267,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             self._lock.release()
 
     def release(self) -> None:
-        """Gives the GPU memory of the buckets in flight back; the next step takes it again. A pause by ebb.pause()
-        does it too. Raises WrongState where a failed write is to be repeated."""
+        """Gives the GPU memory of the buckets in flight back; the next step takes it again. ebb.pause() does it too, and
+        a pause that comes from elsewhere takes that memory with the rank's other managed memory. Raises WrongState where a failed write is to be repeated."""
         with self._lock:
             if self._slots is not None:
                 if self._slots.has_new():
@@ -567,6 +569,10 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         """release(), where nothing is under way and nothing would be lost."""
         if self._lock.acquire(blocking=False):
             try:
+                if self._slots is not None and self._slots.has_new():
+                    with contextlib.suppress(Error):  # values whose write fails again stay on the GPU
+                        self._slots.write_again()
+                        self._slots.settle()
                 if self._slots is not None and not self._slots.has_new():
                     self.release()
             finally:
@@ -833,6 +839,8 @@ class _Slot:
         self.reading, self.writing = Ticket(), Ticket()
         self.set_parameters: Optional[Callable[[], None]] = None  # to be called before new values are written
         self.written: Optional[Callable[[], None]] = None  # called when new values that are here are in the files
+        self.failed = False  # their write did, and so no pause takes them
+        self.pauses = 0  # that there were when the read began
 
 
 class _Traffic(Dict[str, List[Done]]):
@@ -900,7 +908,8 @@ class _Slots:
         if slot is None:
             slot = self._oldest_write()
             self._wait_written(slot)
-        slot.sound, slot.bucket = False, bucket
+        slot.sound, slot.bucket, slot.failed = False, bucket, False
+        slot.pauses = _pauses()
         try:
             self._state.read(self._parts(bucket, slot), slot.reading)
         except Error:
@@ -954,6 +963,23 @@ class _Slots:
                     self._synchronize()
                 self._give_up(slot)
 
+    def look_for_pauses(self) -> None:
+        """Gives slots up whose content a pause has taken since they were read.
+
+        Raises WrongState: they held new values.
+        """
+        pauses = _pauses()
+        for slot in self._slots:
+            if slot.bucket is None or slot.pauses == pauses or not slot.memory.managed:
+                continue
+            if slot.written is None:
+                self._give_up(slot)
+            elif not slot.failed:
+                raise WrongState(
+                    f"{self._state.name}: a pause took GPU memory with new values of a step that was interrupted before they "
+                    "were written: load the last checkpoint of model and optimizer"
+                )
+
     def drain(self) -> None:
         """Waits for all requests and for the device, whatever they say. New values whose write failed stay."""
         for slot in self._slots:
@@ -968,6 +994,7 @@ class _Slots:
         """Gives up new values."""
         for slot in self._slots:
             slot.bucket = slot.written = slot.set_parameters = None
+            slot.failed = False
 
     def free(self) -> None:
         """Gives the memory back, when nothing uses it."""
@@ -998,7 +1025,13 @@ class _Slots:
         self._state.write(self._parts(slot.bucket, slot), stream, slot.writing)
 
     def _wait_written(self, slot: _Slot) -> None:
-        self._wait("write", slot.writing)
+        try:
+            self._wait("write", slot.writing)
+        except InvalidArgument:  # somebody has waited for it: an interruption came in between
+            raise
+        except Error:
+            slot.failed = True
+            raise
         assert slot.written is not None
         slot.written()
         slot.written = None
@@ -1186,9 +1219,15 @@ def _unscaled(optimizer: Any, gradients: List[Any]) -> List[Any]:
     return gradients if scale is None else [g / scale for g in gradients]
 
 
+def _pauses() -> int:
+    """How many there were."""
+    return int(_memory.status().get("pauses", 0))
+
+
 def _check_not_paused() -> None:
     status = _memory.status()
-    if status["bytes_paused"] > 0 and status["bytes_active"] == 0:
+    slots = sum(tag["active"] for tag in status.get("tags", ()) if tag["tag"] == _device.TAG)
+    if status["bytes_paused"] > 0 and status["bytes_active"] == slots:
         raise WrongState("step called while paused: the rank's memory is off the GPU, resume it first")
 
 

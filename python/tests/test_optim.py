@@ -3,6 +3,7 @@ reach. Needs PyTorch (make test-python finds an interpreter that has it, or says
 
 import contextlib
 import copy
+import ctypes
 import gc
 import io
 import itertools
@@ -859,6 +860,86 @@ class DeviceMemory(Streamed):
         self.assertEqual(free_memory(), before)
 
 
+class PausesFromElsewhere(Streamed):
+    """They ask no optimizer: what it has on the GPU is managed memory where the rank has some."""
+
+    def setUp(self):
+        super().setUp()
+        library = ctypes.CDLL(None)
+        self.pause, self.resume = (lambda: library.tms_pause(None)), (lambda: library.tms_resume(None))
+        self.plain, self.made = Plain(parameters(), torch.optim.AdamW, lr=1e-2, foreach=True), parameters()
+
+    def optimizer(self, managed=True):
+        if managed:
+            self.allocate(MiB, backup="cpu")
+        return self.streamed(self.made, lr=1e-2, foreach=True)
+
+    def test_memory_of_buckets_is_freed_and_nothing_of_it_is_saved(self):
+        optimizer = self.optimizer()
+        before = free_memory()
+        self.train(self.plain, self.made, optimizer, 2)
+        self.assertLess(free_memory(), before)
+        self.pause()
+        try:
+            self.assertGreaterEqual(free_memory(), before + MiB)
+            latest = ebb.status()["last_pause"]
+            self.assertEqual(latest["host_bytes"] + latest["disk_bytes"] + latest["skipped_zero_bytes"], MiB)
+            with self.assertRaisesRegex(ebb.WrongState, "paused"):
+                optimizer.step()
+        finally:
+            self.resume()
+        self.train(self.plain, self.made, optimizer, 2, 2)
+        self.all_same(self.plain, self.made)
+
+    def test_what_was_read_before_is_read_again(self):
+        optimizer = self.optimizer()
+        self.train(self.plain, self.made, optimizer, 2)
+        for early in (lambda: None, optimizer.prefetch):
+            self.plain.zero_grad()
+            optimizer.zero_grad(set_to_none=True)
+            for side in (self.plain.parameters, self.made):
+                loss_of(side, 7).backward()  # which begins to read
+            self.pause()
+            self.resume()
+            early()
+            self.plain.step()
+            optimizer.step()
+            self.all_same(self.plain, self.made)
+
+    def test_values_that_were_not_written_yet_are_not_lost_silently(self):
+        optimizer = self.optimizer()
+        self.train(self.plain, self.made, optimizer, 1)
+        loss_of(self.made, 7).backward()
+        with mock.patch.object(State, "write", side_effect=KeyboardInterrupt):
+            with self.assertRaises(KeyboardInterrupt):
+                optimizer.step()
+        self.pause()
+        self.resume()
+        with self.assertRaisesRegex(ebb.WrongState, "load the last checkpoint"):
+            optimizer.step()
+
+    def test_ebb_pause_writes_them_first(self):
+        optimizer = self.optimizer()
+        self.train(self.plain, self.made, optimizer, 1)
+        self.plain.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
+        for side in (self.plain.parameters, self.made):
+            loss_of(side, 7).backward()
+        self.plain.step()
+        with mock.patch.object(State, "write", side_effect=KeyboardInterrupt):
+            with self.assertRaises(KeyboardInterrupt):
+                optimizer.step()
+        with ebb.paused():
+            pass
+        optimizer.step()
+        self.all_same(self.plain, self.made)
+
+    def test_where_nothing_else_is_managed_a_pause_leaves_it(self):
+        optimizer = self.optimizer(managed=False)
+        self.train(self.plain, self.made, optimizer, 2)
+        self.assertEqual(ebb.status()["allocations"], 0)
+
+
 # Trains to the end in spite of what fails, and compares with PyTorch's.
 RETRY = """
 import sys, torch, ebb, ebb.optim
@@ -906,6 +987,19 @@ print("failed", failed)
 """
 
 
+# Likewise, and after each failure somebody else pauses and resumes the rank.
+PAUSED = RETRY.replace("failed = 0", """failed = 0
+import ctypes
+from gpu import malloc
+with ebb.region(backup="cpu"):
+    malloc(1 << 20)
+kept = set()""").replace("            optimizer.prefetch()", """            ctypes.CDLL(None).tms_pause(None)
+            kept.update(k["reason"] for k in ebb.status()["kept"])
+            ctypes.CDLL(None).tms_resume(None)""") + """
+assert kept == {"unwritten"}, kept
+"""
+
+
 class Interruptions(Streamed):
     """Whatever stops a step, step() goes on with it: no update is left out, and none is done twice."""
 
@@ -914,7 +1008,7 @@ class Interruptions(Streamed):
         function = getattr(where, name)
         for number in (1, 5):
             plain, made = Plain(parameters(), torch.optim.AdamW, lr=1e-2, foreach=True), parameters()
-            optimizer = self.streamed(made, lr=1e-2, foreach=True)
+            optimizer = self.streamed(made, lr=1e-2, foreach=True, prefetch_in_backward=False)  # the step has all calls
             self.train(plain, made, optimizer, 1)
             plain.zero_grad()
             optimizer.zero_grad(set_to_none=True)
@@ -985,6 +1079,11 @@ class Failures(Streamed):
 
     def test_a_write_that_failed_is_repeated_and_no_bit_differs(self):
         done = self.run_with("pwrite:23:EIO,pwrite:41:ENOSPC,pwrite:42:EIO,pwrite:62:EDQUOT,pread:40:EIO")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"failed [2-9]")
+
+    def test_a_pause_from_elsewhere_leaves_values_whose_write_failed(self):
+        done = self.run_with("pwrite:23:EIO,pwrite:41:ENOSPC,pwrite:42:EIO,pwrite:62:EDQUOT,pread:40:EIO", PAUSED)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stdout, r"failed [2-9]")
 
