@@ -53,6 +53,9 @@ func EnvSettings(req EnvRequest) ([]Setting, error) {
 		r.LocalRank, r.World, r.LocalWorld, r.OwnWorld = r.Rank, req.Ranks, req.Ranks, true
 	case r.Rank < 0 && outer.Launcher != "":
 		r.Rank, r.LocalRank, r.World, r.LocalWorld = outer.Rank, outer.LocalRank, outer.World, outer.LocalWorld
+		if line := contradiction(outer, getenv); line != "" {
+			req.Say(line)
+		}
 	case r.Rank < 0:
 		return nil, Usagef("which rank? give --rank, or run it under a launcher that tells")
 	}

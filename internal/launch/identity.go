@@ -24,10 +24,10 @@ type launcher struct {
 }
 
 // The innermost launcher wins. They nest in this order, innermost first: torchrun (and whatever
-// else sets PyTorch's variables: ebb run, Ray, Kubeflow, accelerate) runs inside mpirun, that
-// inside srun, that inside a pod.
+// else sets PyTorch's variables: ebb run, Ray, Kubeflow, accelerate, DeepSpeed with its LOCAL_SIZE)
+// runs inside mpirun, that inside srun, that inside a pod.
 var launchers = []launcher{
-	{"torchrun", []string{"RANK"}, []string{"LOCAL_RANK"}, []string{"WORLD_SIZE"}, []string{"LOCAL_WORLD_SIZE"}},
+	{"torchrun", []string{"RANK"}, []string{"LOCAL_RANK"}, []string{"WORLD_SIZE"}, []string{"LOCAL_WORLD_SIZE", "LOCAL_SIZE"}},
 	{"Open MPI", []string{"OMPI_COMM_WORLD_RANK"}, []string{"OMPI_COMM_WORLD_LOCAL_RANK"},
 		[]string{"OMPI_COMM_WORLD_SIZE"}, []string{"OMPI_COMM_WORLD_LOCAL_SIZE"}},
 	{"PMI", []string{"PMI_RANK", "PMIX_RANK"}, []string{"MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"},
@@ -38,43 +38,67 @@ var launchers = []launcher{
 
 // Detect finds the innermost launcher in an environment. Without one, Rank is -1; Job is still
 // that of the surrounding allocation.
-func Detect(getenv func(string) string) (Outer, error) {
-	out := Outer{Rank: -1, LocalRank: -1, World: -1, LocalWorld: -1}
+func Detect(getenv func(string) string) (Outer, error) { return DetectRank(getenv, -1) }
+
+// DetectRank is Detect for a process whose rank was given: that one counts, if it is not negative,
+// and not what the launcher tells.
+func DetectRank(getenv func(string) string, given int) (Outer, error) {
+	out := nowhere()
 	for _, l := range launchers {
-		// A batch script carries SLURM_PROCID=0 too, without being a task.
-		if l.name == "Slurm" && getenv("SLURM_STEP_ID") == "" && getenv("SLURM_STEPID") == "" {
-			continue
-		}
 		var err error
-		if out.Rank, err = number(getenv, l.rank); err != nil {
+		if out, err = l.place(getenv); err != nil {
 			return out, err
 		}
-		if out.Rank < 0 {
-			continue
+		if out.Rank >= 0 {
+			break
 		}
-		out.Launcher = l.name
-		if out.LocalRank, err = number(getenv, l.localRank); err != nil {
-			return out, err
-		}
-		if out.World, err = number(getenv, l.world); err != nil {
-			return out, err
-		}
-		if out.LocalWorld, err = number(getenv, l.localWorld); err != nil {
-			return out, err
-		}
-		break
 	}
-	switch out.Launcher {
+	if out.Rank < 0 {
+		out = nowhere()
+	} else if given >= 0 {
+		out.Rank = given
+	}
+	if out.World >= 0 && out.Rank >= out.World {
+		return out, Usagef("rank %d of %s is not below its world size %d: correct the variables, or give --rank", out.Rank, out.Launcher, out.World)
+	}
+	if out.LocalWorld >= 0 && out.LocalRank >= out.LocalWorld {
+		return out, Usagef("local rank %d of %s is not below the %s that it has on this node: correct the variables",
+			out.LocalRank, out.Launcher, Count(out.LocalWorld, "rank"))
+	}
+	out.Job = outerJob(getenv, out.Launcher)
+	return out, nil
+}
+
+func nowhere() Outer { return Outer{Rank: -1, LocalRank: -1, World: -1, LocalWorld: -1} }
+
+// place is what one launcher tells. Rank is -1 where it did not start this process.
+func (l launcher) place(getenv func(string) string) (Outer, error) {
+	out := nowhere()
+	// A batch script carries SLURM_PROCID=0 too, without being a task.
+	if l.name == "Slurm" && getenv("SLURM_STEP_ID") == "" && getenv("SLURM_STEPID") == "" {
+		return out, nil
+	}
+	var err error
+	if out.Rank, err = number(getenv, l.rank); err != nil || out.Rank < 0 {
+		return out, err
+	}
+	out.Launcher = l.name
+	if out.LocalRank, err = number(getenv, l.localRank); err != nil {
+		return out, err
+	}
+	if out.World, err = number(getenv, l.world); err != nil {
+		return out, err
+	}
+	if out.LocalWorld, err = number(getenv, l.localWorld); err != nil {
+		return out, err
+	}
+	switch l.name {
 	case "Slurm":
 		out.LocalWorld = slurmLocalWorld(getenv)
 	case "Kubernetes":
 		out.LocalRank = 0 // one rank in a pod
 		out.LocalWorld = 1
 	}
-	if out.World >= 0 && out.Rank >= out.World {
-		return out, Usagef("rank %d of %s is not below its world size %d: correct the variables, or give --rank", out.Rank, out.Launcher, out.World)
-	}
-	out.Job = outerJob(getenv, out.Launcher)
 	return out, nil
 }
 
@@ -89,23 +113,30 @@ func wider(outer Outer, ranks int, getenv func(string) string) bool {
 		return err == nil && n > than
 	}
 	return outer.World > ranks || more("WORLD_SIZE", ranks) ||
-		more("SLURM_NNODES", 1) || more("SLURM_JOB_NUM_NODES", 1) || more("GROUP_WORLD_SIZE", 1)
+		more("SLURM_NNODES", 1) || more("SLURM_JOB_NUM_NODES", 1) || more("GROUP_WORLD_SIZE", 1) || more("CROSS_SIZE", 1)
 }
 
 // number reads the first of the variables that is set; -1 when none is.
 func number(getenv func(string) string, names []string) (int, error) {
-	for _, name := range names {
-		v := getenv(name)
-		if v == "" {
-			continue
-		}
-		n, err := strconv.Atoi(v)
-		if err != nil || n < 0 {
-			return -1, Usagef("%s=%s is not a whole number: correct it or unset it", name, v)
-		}
-		return n, nil
+	name := firstSet(getenv, names)
+	if name == "" {
+		return -1, nil
 	}
-	return -1, nil
+	n, err := strconv.Atoi(getenv(name))
+	if err != nil || n < 0 {
+		return -1, Usagef("%s=%s is not a whole number: correct it or unset it", name, getenv(name))
+	}
+	return n, nil
+}
+
+// firstSet is the first of the variables that is set; empty when none is.
+func firstSet(getenv func(string) string, names []string) string {
+	for _, name := range names {
+		if getenv(name) != "" {
+			return name
+		}
+	}
+	return ""
 }
 
 // slurmLocalWorld reads the tasks of this node from a list such as "3,1" or "2(x2)". -1 when

@@ -36,6 +36,10 @@ func TestLaunchersTellTheRank(t *testing.T) {
 		"mpirun in Slurm":           {openmpi + slurm, Outer{"Open MPI", 2, 0, 4, 2, "mpi-1234@1"}},
 		"srun in Kubernetes":        {slurm + k8s, Outer{"Slurm", 3, 0, 4, 1, "slurm-77.2"}},
 		"torchrun in Kubernetes":    {torchrun + k8s, Outer{"torchrun", 5, 1, 8, 4, "torchrun-exp7"}},
+		"DeepSpeed":                 {"RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 LOCAL_SIZE=4 CROSS_RANK=1 CROSS_SIZE=2", Outer{"torchrun", 5, 1, 8, 4, ""}},
+		"accelerate":                {"ACCELERATE_MIXED_PRECISION=no ACCELERATE_DYNAMO_BACKEND=NO " + torchrun, Outer{"torchrun", 5, 1, 8, 4, "torchrun-exp7"}},
+		"accelerate, one process":   {"ACCELERATE_USE_CPU=True MASTER_ADDR=127.0.0.1 MASTER_PORT=29500", Outer{"", -1, -1, -1, -1, ""}},
+		"a rank and nothing else":   {"RANK=3", Outer{"torchrun", 3, -1, -1, -1, ""}},
 		"empty is unset":            {"RANK= SLURM_PROCID= JOB_COMPLETION_INDEX=", Outer{"", -1, -1, -1, -1, ""}},
 	} {
 		got, err := Detect(environment(c.env))
@@ -47,13 +51,18 @@ func TestLaunchersTellTheRank(t *testing.T) {
 
 func TestRanksThatCannotBe(t *testing.T) {
 	for env, word := range map[string]string{
-		"RANK=a WORLD_SIZE=2":              "RANK=a",
-		"RANK=-1":                          "RANK=-1",
-		"RANK=0 WORLD_SIZE=two":            "WORLD_SIZE=two",
-		"RANK=2 WORLD_SIZE=2":              "rank 2",
-		"SLURM_PROCID=1.5 SLURM_STEP_ID=0": "SLURM_PROCID=1.5",
-		"JOB_COMPLETION_INDEX=seven":       "JOB_COMPLETION_INDEX=seven",
-		"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_LOCAL_RANK=z": "OMPI_COMM_WORLD_LOCAL_RANK=z",
+		"RANK=a WORLD_SIZE=2":   "RANK=a",
+		"RANK=-1":               "RANK=-1",
+		"RANK=0 WORLD_SIZE=two": "WORLD_SIZE=two",
+		"RANK=2 WORLD_SIZE=2":   "rank 2 of torchrun is not below its world size 2",
+		"OMPI_COMM_WORLD_RANK=9 OMPI_COMM_WORLD_SIZE=4":                "rank 9 of Open MPI",
+		"RANK=2 WORLD_SIZE=4 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2":          "local rank 2 of torchrun is not below the 2 ranks",
+		"RANK=0 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_SIZE=1":                "is not below the 1 rank that",
+		"SLURM_PROCID=4 SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_JOB_ID=1": "rank 4 of Slurm",
+		"RANK=99999999999999999999":                                    "RANK=99999999999999999999",
+		"SLURM_PROCID=1.5 SLURM_STEP_ID=0":                             "SLURM_PROCID=1.5",
+		"JOB_COMPLETION_INDEX=seven":                                   "JOB_COMPLETION_INDEX=seven",
+		"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_LOCAL_RANK=z":          "OMPI_COMM_WORLD_LOCAL_RANK=z",
 	} {
 		_, err := Detect(environment(env))
 		refusal(t, err, word)

@@ -155,7 +155,11 @@ func (req Request) checkFaults(getenv func(string) string) error {
 
 // ranks lists the ranks of the request, without their directories.
 func (req Request) ranks(getenv func(string) string) ([]Rank, error) {
-	outer, err := Detect(getenv)
+	given := -1
+	if req.Exec {
+		given = req.Rank
+	}
+	outer, err := DetectRank(getenv, given)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +171,13 @@ func (req Request) ranks(getenv func(string) string) ([]Rank, error) {
 	}
 	if req.Exec {
 		if outer.Launcher == "" && req.Rank < 0 {
+			if err := incomplete(getenv); err != nil {
+				return nil, err
+			}
 			req.Say("no launcher's variables found: this is rank 0 of 1")
+		}
+		if line := contradiction(outer, getenv); line != "" && req.Rank < 0 {
+			req.Say(line)
 		}
 		r, err := ExecRank(req.Options, outer, req.Rank, getenv)
 		r.Job = job
