@@ -101,7 +101,7 @@ func launchFlags(f *pflag.FlagSet, o *launch.Options) {
 	f.Var(&value{kind: "MIB", parse: into(&o.HostMB, launch.ParseHostMB)},
 		"offload-train-host-mb", "host memory that a rank's backups use before the disk (default: none with the disk target; with auto an equal share of what node and memory cgroup leave, less a reserve)")
 	f.Var(&value{kind: "DIR", parse: into(&o.DiskDirs, launch.ParseDirs), once: "given twice: name several as DIR,DIR"},
-		diskDirFlag, "directory on a local disk, used with the disk and auto targets, or several as DIR,DIR, over which each rank spreads its blocks; it is made if it is missing, what it is in must be there (default $SCRATCH/miles_train_offload_<uid>, with /scratch where SCRATCH is unset)")
+		diskDirFlag, "directory on a local disk, used with the disk and auto targets, or several as DIR,DIR, over which each rank spreads its blocks; it is made if it is missing, what it is in must be there (default miles_train_offload_<uid> in $SLURM_TMPDIR, else $SCRATCH, else /scratch)")
 	f.Var(&value{text: strconv.Itoa(o.ChunkMB), kind: "MIB", parse: into(&o.ChunkMB, launch.ParseChunkMB)},
 		chunkFlag, "upper limit of the host memory through which a rank's bytes go to disk: at most this much of it is pinned")
 	f.Var(&value{kind: "GB", parse: into(&o.Quota, launch.ParseQuotaGB)},

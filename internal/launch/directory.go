@@ -70,6 +70,8 @@ type Places struct {
 	All         []string // of both, each once
 
 	own bool // those of streamed state were named for it
+
+	unnamed, variable string // a disk directory that nobody named, and the variable of the scratch that it is in
 }
 
 // byFlag gives an error of a directory the flag that named it.
@@ -83,6 +85,10 @@ func (p Places) byFlag(base string, err error) error {
 
 // places finds the directories of a run.
 func (d Disks) places(o Options, getenv func(string) string, uid int, say func(string)) (p Places, err error) {
+	if len(o.DiskDirs) == 0 {
+		p.unnamed, _ = DefaultDiskDir(getenv, uid) // an error comes of its use
+		_, p.variable = scratch(getenv)
+	}
 	if o.Disk() {
 		if p.Disk, err = o.DiskBases(getenv, uid); err != nil {
 			return p, err

@@ -83,7 +83,7 @@ func EnvSettings(req EnvRequest) ([]Setting, error) {
 		return nil, err
 	}
 	for _, base := range places.All {
-		warning, err := disks.Check(base, req.AllowRAM)
+		warning, err := disks.checkPlace(places, base, req.AllowRAM)
 		if err != nil {
 			warning = err.Error()
 		}

@@ -205,18 +205,6 @@ func BasesOf(bases []string, r Rank) []string {
 	return slices.Concat(bases[n:], bases[:n])
 }
 
-// DefaultDiskDir is $SCRATCH/miles_train_offload_<uid>, with /scratch where SCRATCH is unset.
-func DefaultDiskDir(getenv func(string) string, uid int) (string, error) {
-	scratch := getenv("SCRATCH")
-	if scratch == "" {
-		scratch = "/scratch"
-	}
-	if !filepath.IsAbs(scratch) {
-		return "", Usagef("SCRATCH=%s is not an absolute path: correct it, or name the disk directory (--offload-train-disk-dir, with gc --disk-dir)", scratch)
-	}
-	return filepath.Join(scratch, fmt.Sprintf("miles_train_offload_%d", uid)), nil
-}
-
 // The parsers below give the words after "invalid argument … for … flag:".
 
 // ParseRanks parses --nproc-per-node.

@@ -45,20 +45,6 @@ func TestDefaultsAreThoseOfTheReference(t *testing.T) {
 	}
 }
 
-func TestDefaultDiskDirIsBelowSCRATCH(t *testing.T) {
-	for _, c := range []struct{ scratch, want string }{
-		{"", "/scratch/miles_train_offload_7"},
-		{"/mnt/nvme", "/mnt/nvme/miles_train_offload_7"},
-	} {
-		env := Lookup([]string{"SCRATCH=" + c.scratch})
-		if got, err := DefaultDiskDir(env, 7); got != c.want || err != nil {
-			t.Errorf("SCRATCH=%q: %q, %v; want %q", c.scratch, got, err, c.want)
-		}
-	}
-	_, err := NewOptions().DiskBases(Lookup([]string{"SCRATCH=scratch"}), 7)
-	refusal(t, err, "SCRATCH=scratch", "not an absolute path", "--offload-train-disk-dir")
-}
-
 func TestEachRankOfANodeBeginsWithAnotherDirectory(t *testing.T) {
 	o := NewOptions()
 	o.DiskDirs = []string{"/a", "/b/../c", "/d"}

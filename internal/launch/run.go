@@ -68,7 +68,7 @@ func Run(req Request) (out Outcome, err error) {
 		return out, err
 	}
 	for _, base := range places.All {
-		warning, err := disks.Check(base, req.AllowRAM)
+		warning, err := disks.checkPlace(places, base, req.AllowRAM)
 		if err != nil {
 			return out, places.byFlag(base, err)
 		}
