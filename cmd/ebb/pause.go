@@ -39,7 +39,8 @@ and with 4 when a rank was late. After a failure the command that ebb prints bri
 back. Ctrl-C withdraws what has not begun, and waits for what has; a second one does not wait.`,
 		Example: `  ebb pause
   ebb pause --role actor --timeout 5m
-  ebb pause --tag weights --tag kv`,
+  ebb pause --tag weights --tag kv
+  ebb pause --slurm 1234`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	return o.command(cmd, "1m", "how long to wait for safe points: seconds, or a time such as 90s or 5m")
@@ -60,6 +61,7 @@ func (o *operationFlags) command(cmd *cobra.Command, timeout, usage string) *cob
 	cmd.Args = noArgs
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) }
 	o.flags(cmd.Flags(), timeout, usage)
+	o.ranks.addSlurm(cmd.Flags())
 	return cmd
 }
 
@@ -92,6 +94,9 @@ func (o *operationFlags) run(ctx context.Context) error {
 	outliveReaders()
 	ctx, stop := untilFirstSignal(ctx, o.cmd)
 	defer stop()
+	if o.ranks.slurm != "" {
+		return o.onJob(ctx)
+	}
 	found, err := o.ranks.find(ctx)
 	if err == nil {
 		err = o.knowTags(ctx, found)
@@ -214,6 +219,9 @@ func moved(r node.Report) (n int) {
 // goBack is the command that resumes what was meant to be paused.
 func (o *operationFlags) goBack() string {
 	command := []string{"ebb resume"}
+	if o.ranks.slurm != "" {
+		command = append(command, "--slurm "+string(o.ranks.slurm))
+	}
 	for _, w := range append(slices.Clone(o.given), o.ranks.words()...) {
 		command = append(command, quoted(w))
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/launch"
 	"github.com/ebb-offload/ebb/internal/node"
 	"github.com/ebb-offload/ebb/internal/rankdir"
+	"github.com/ebb-offload/ebb/internal/slurm"
 )
 
 // What verbs that talk to running ranks end with beside success; statusNothing: no rank is running.
@@ -29,6 +30,7 @@ type rankFlags struct {
 	runtimeDirs []string
 	diskDirs    []string
 	asJSON      bool
+	slurm       slurm.ID // empty: the ranks of this node
 
 	flags *pflag.FlagSet
 	given map[string][]string // the texts that flags were given, by name

@@ -19,7 +19,8 @@ Ends with 0 when all memory is back on every rank, with 1 when a rank failed, wi
 running, and with 4 when a rank was late. Ctrl-C waits for what has begun; a second one does not.`,
 		Example: `  ebb resume
   ebb resume --role actor --timeout 2m
-  ebb resume --tag weights`,
+  ebb resume --tag weights
+  ebb resume --slurm 1234`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	return o.command(cmd, "", "how long to wait for device memory that others hold: seconds, or a time such as 90s or 5m (default: the EBB_RESUME_WAIT of each rank)")

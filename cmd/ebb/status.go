@@ -43,10 +43,14 @@ calling user; root names another user's with --runtime-dir, --disk-dir or --pid.
 Ends with 0 when all answered, with 3 when no rank is running, and with 4 when one did not answer.`,
 		Example: `  ebb status
   ebb status --role actor --tags
-  ebb status --json`,
+  ebb status --json
+  ebb status --slurm 1234`,
 		Args:    noArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if ranks.slurm != "" {
+				return ranks.statusOfJob(cmd.Context())
+			}
 			found, err := ranks.find(cmd.Context())
 			if err != nil {
 				return err
@@ -64,6 +68,7 @@ Ends with 0 when all answered, with 3 when no rank is running, and with 4 when o
 		},
 	}
 	ranks.add(cmd.Flags())
+	ranks.addSlurm(cmd.Flags())
 	onOffTo(cmd.Flags(), &tags, "tags", fmt.Sprintf("also tag by tag, as is done for up to %d ranks", fewRanks))
 	return cmd
 }

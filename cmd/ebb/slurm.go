@@ -1,0 +1,403 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/ebb-offload/ebb/internal/control"
+	"github.com/ebb-offload/ebb/internal/launch"
+	"github.com/ebb-offload/ebb/internal/node"
+	"github.com/ebb-offload/ebb/internal/slurm"
+)
+
+// --slurm JOB of status, pause and resume: the verb is done on every node of a Slurm job, by a hidden verb of this
+// very program in one task a node, and what the nodes answer becomes one report.
+//
+// First all nodes are asked what is there. So what is asked for is known to be there before anything is
+// paused, and of a node that is lost later it is known which ranks it had.
+
+// addSlurm adds the flag.
+func (r *rankFlags) addSlurm(f *pflag.FlagSet) {
+	f.Var(&value{kind: "JOB", parse: into(&r.slurm, slurm.ParseID)}, "slurm",
+		"the ranks on all nodes of this Slurm job of yours, reached through srun; only those of the job are meant")
+}
+
+// statusOperation is what nodes are asked for beside control.CmdPause and control.CmdResume.
+const statusOperation = "status"
+
+// nodeAnswer is what the task on a node answers.
+type nodeAnswer struct {
+	Ranks   []node.RankStatus `json:"ranks,omitempty"`
+	Silent  []node.Silent     `json:"silent,omitempty"`
+	Disks   []node.Disk       `json:"disks,omitempty"`
+	Report  *node.Report      `json:"report,omitempty"` // of a pause or resume
+	Remarks []string          `json:"remarks,omitempty"`
+}
+
+// nodeVerb is the name of the hidden verb.
+const nodeVerb = "__slurm-node"
+
+// newSlurmNode is the verb of the task on a node of a job.
+func newSlurmNode() *cobra.Command {
+	var (
+		o    operationFlags
+		jobs []string
+		full bool
+	)
+	cmd := &cobra.Command{
+		Use:    nodeVerb + " OPERATION [flags]",
+		Short:  "Do it on this node of a Slurm job, and answer in lines for ebb",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.cmd = args[0]
+			return o.answer(cmd.Context(), jobs, full)
+		},
+	}
+	o.flags(cmd.Flags(), "", "how long to wait")
+	o.timeout = -1
+	cmd.Flags().StringSliceVar(&jobs, "of", nil, "numbers of the job and its parts")
+	cmd.Flags().BoolVar(&full, "full", false, "statuses with all their fields")
+	return cmd
+}
+
+// answer does what is asked for and answers.
+func (o *operationFlags) answer(ctx context.Context, jobs []string, full bool) error {
+	outliveReaders()
+	ctx, stop := untilWithdrawn(ctx)
+	defer stop()
+	w, err := slurm.NewWriter(stdout, os.Getenv("SLURMD_NODENAME"))
+	if err != nil {
+		return launch.Usagef("%w: this verb is for tasks of Slurm", err)
+	}
+	quiet := w.StayAlive(slurm.Heartbeat)
+	answer := o.onNode(ctx, jobs, full)
+	quiet()
+	text, err := json.Marshal(answer)
+	if err == nil {
+		err = w.Answer(text)
+	}
+	if err != nil {
+		return &launch.Error{Status: launch.StatusInternal, Text: "answering: " + oneLine(err), Err: err}
+	}
+	return nil
+}
+
+// untilWithdrawn is a context that slurm.Withdraw ends.
+func untilWithdrawn(ctx context.Context) (context.Context, func()) {
+	return signal.NotifyContext(ctx, slurm.Withdraw)
+}
+
+// onNode does what is asked for on the ranks of this node that are of a job.
+func (o *operationFlags) onNode(ctx context.Context, jobs []string, full bool) (a nodeAnswer) {
+	ranks, silent, err := node.Discover(ctx, o.ranks.places())
+	if err != nil {
+		for line := range strings.Lines(err.Error()) {
+			a.Remarks = append(a.Remarks, strings.TrimSpace(line))
+		}
+	}
+	of := func(socket string, who control.Who) bool {
+		is := slurm.MemberOf(jobs, socket, who)
+		if is == slurm.NotKnown {
+			a.Remarks = append(a.Remarks, fmt.Sprintf("%s is left alone: of which Slurm job it is is not known, since its process is in another pid namespace", node.FullName(who)))
+		}
+		return is == slurm.Member
+	}
+	ranks = slices.DeleteFunc(ranks, func(r node.Rank) bool { return !of(r.Socket, r.Who) })
+	silent = slices.DeleteFunc(silent, func(s node.Silent) bool { return s.Dead || !of(s.Socket, s.Who) })
+	ranks, silent = o.ranks.selection.Of(ranks, silent)
+	if o.cmd == statusOperation {
+		r := lookAt(ctx, found{ranks: ranks, silent: silent})
+		a.Ranks, a.Silent, a.Disks = r.Ranks, r.Silent, r.Disks
+		for i := range a.Ranks {
+			if rank := &a.Ranks[i]; rank.Err == "" && !full {
+				rank.Raw, err = json.Marshal(rank.Status)
+				if err != nil { // numbers and texts always can be
+					rank.Err = oneLine(err)
+				}
+			}
+		}
+		return a
+	}
+	report := node.Operation{Cmd: o.cmd, Tags: o.tags, Timeout: o.timeout}.Run(ctx, ranks)
+	for _, s := range silent {
+		report.Outcomes = append(report.Outcomes, unanswered(s))
+	}
+	a.Report = &report
+	return a
+}
+
+// job is a Slurm job and what its nodes have answered last.
+type job struct {
+	ID    slurm.ID
+	parts []slurm.Part
+	nodes []*jobNode
+}
+
+// jobNode is a node of a job.
+type jobNode struct {
+	Name    string   `json:"node"`
+	Lost    string   `json:"lost,omitempty"` // why there is no answer
+	Remarks []string `json:"remarks,omitempty"`
+
+	part   int
+	answer nodeAnswer
+}
+
+// findJob asks Slurm for the nodes of a job.
+func findJob(ctx context.Context, id slurm.ID) (*job, error) {
+	parts, err := slurm.Find(ctx, id)
+	if err != nil {
+		return nil, slurmError(err)
+	}
+	j := &job{ID: id, parts: parts}
+	for i, part := range parts {
+		for _, name := range part.Nodes {
+			j.nodes = append(j.nodes, &jobNode{Name: name, part: i})
+		}
+	}
+	return j, nil
+}
+
+// slurmError gives an error of Slurm's its status.
+func slurmError(err error) error {
+	var e *slurm.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	status := map[slurm.Kind]int{slurm.Wrong: launch.StatusUsage, slurm.NotRunning: statusNothing, slurm.Unknown: launch.StatusInternal}[e.Kind]
+	return &launch.Error{Status: status, Text: "--slurm: " + e.Text, Err: err}
+}
+
+// ask has the verb done on some nodes, on all at once, and notes their answers.
+func (j *job) ask(ctx context.Context, nodes []*jobNode, words []string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return &launch.Error{Status: launch.StatusInternal, Text: "finding ebb's own path, to run it on the nodes: " + oneLine(err), Err: err}
+	}
+	var numbers []string
+	for _, p := range j.parts {
+		numbers = append(numbers, p.Number)
+	}
+	command := slices.Concat([]string{self, nodeVerb}, words, []string{"--of", strings.Join(numbers, ",")})
+	errs := make([]error, len(j.parts))
+	var all sync.WaitGroup
+	for i, part := range j.parts {
+		var mine []*jobNode
+		step := slurm.Step{Job: part.Number, Command: command, Patience: slurm.Patience}
+		for _, n := range nodes {
+			if n.part == i {
+				mine, step.Nodes = append(mine, n), append(step.Nodes, n.Name)
+			}
+		}
+		if len(mine) == 0 {
+			continue
+		}
+		all.Go(func() {
+			answers, lost, err := step.Run(ctx)
+			errs[i] = err
+			for _, n := range mine {
+				n.take(answers[n.Name], lost[n.Name])
+			}
+		})
+	}
+	all.Wait()
+	return slurmError(errors.Join(errs...))
+}
+
+// take notes the answer of a node.
+func (n *jobNode) take(text []byte, lost string) {
+	n.answer, n.Lost = nodeAnswer{}, lost
+	if lost != "" {
+		return
+	}
+	if err := json.Unmarshal(text, &n.answer); err != nil {
+		n.Lost = "its answer is not understood (is it the same ebb there?): " + oneLine(err)
+		return
+	}
+	for i := range n.answer.Ranks {
+		r := &n.answer.Ranks[i]
+		if r.Err != "" {
+			continue
+		}
+		if err := json.Unmarshal(r.Raw, &r.Status); err != nil {
+			r.Err = "its status is not understood: " + oneLine(err)
+		}
+	}
+	for _, remark := range n.answer.Remarks {
+		if !slices.Contains(n.Remarks, remark) {
+			n.Remarks = append(n.Remarks, remark)
+		}
+	}
+}
+
+// lost are the nodes without an answer.
+func (j *job) lost() (nodes []*jobNode) {
+	for _, n := range j.nodes {
+		if n.Lost != "" {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}
+
+// look asks all nodes what is there, and checks that what is meant is there.
+func (j *job) look(ctx context.Context, ranks *rankFlags, tags []string, full bool) error {
+	words := ranks.nodeWords(false)
+	if full {
+		words = append(words, "--full")
+	}
+	if err := j.ask(ctx, j.nodes, append([]string{statusOperation}, words...)); err != nil {
+		return err
+	}
+	var there []node.Rank
+	var silent []node.Silent
+	var statuses []node.RankStatus
+	for _, n := range j.nodes {
+		for _, r := range n.answer.Ranks {
+			there = append(there, r.Rank)
+		}
+		statuses = append(statuses, n.answer.Ranks...)
+		silent = append(silent, n.answer.Silent...)
+	}
+	lost := j.lost()
+	if len(lost) == len(j.nodes) {
+		return &launch.Error{Status: launch.StatusInternal, Text: fmt.Sprintf("none of the %s of job %s answers, so whether a rank is running is not known: %s: %s",
+			launch.Count(len(lost), "node"), j.ID, lost[0].Name, lost[0].Lost)}
+	}
+	if len(lost) > 0 { // what is meant may be there
+		return nil
+	}
+	if len(there)+len(silent) == 0 {
+		return &launch.Error{Status: statusNothing, Text: fmt.Sprintf("no rank is running: none of job %s on its %s; a rank is there from its first managed allocation on, and %s",
+			j.ID, launch.Count(len(j.nodes), "node"), "where it has its control socket somewhere else than by default, name that directory with --runtime-dir")}
+	}
+	if _, _, err := node.SelectBoth(there, silent, ranks.selection); err != nil {
+		return launch.Usagef("%w: give one that is there, or none for all", err)
+	}
+	if len(tags) > 0 && len(silent) == 0 {
+		if err := node.KnowTags(statuses, tags); err != nil {
+			return launch.Usagef("%w: give one that is there, or none for everything", err)
+		}
+	}
+	return nil
+}
+
+// nodeWords are the flags for the nodes: where sockets are, and which ranks are meant if those are to be chosen there.
+func (r *rankFlags) nodeWords(choose bool) (words []string) {
+	for _, dirs := range []struct {
+		flag string
+		dirs []string
+	}{{"--runtime-dir", r.runtimeDirs}, {"--disk-dir", r.diskDirs}} {
+		for _, dir := range dirs.dirs {
+			if abs, err := filepath.Abs(dir); err == nil && !strings.Contains(abs, ",") {
+				words = append(words, dirs.flag, abs)
+			}
+		}
+	}
+	if !choose {
+		return words
+	}
+	for _, list := range []struct {
+		flag   string
+		values []string
+	}{{"--role", r.selection.Roles}, {"--rank", r.selection.Ranks}, {"--cell", r.selection.Cells}, {"--job", r.selection.Jobs}} {
+		if len(list.values) > 0 {
+			words = append(words, list.flag, strings.Join(list.values, ","))
+		}
+	}
+	return words
+}
+
+// onlyJobs refuses what has no meaning on several nodes.
+func (r *rankFlags) onlyJobs() error {
+	if len(r.selection.PIDs) > 0 {
+		return launch.Usagef("--pid names a process of one node: with --slurm choose ranks with --rank, --role or --cell")
+	}
+	return nil
+}
+
+// onJob does a pause or resume on the nodes of a job.
+func (o *operationFlags) onJob(ctx context.Context) error {
+	if err := o.ranks.onlyJobs(); err != nil {
+		return err
+	}
+	begin := time.Now()
+	j, err := findJob(ctx, o.ranks.slurm)
+	if err == nil {
+		err = j.look(ctx, &o.ranks, o.tags, false)
+	}
+	if err != nil {
+		return ended(ctx, err)
+	}
+	var nodes []*jobNode
+	had := map[*jobNode][]node.Outcome{} // the ranks that are meant, as if none of them answered any more
+	for _, n := range j.nodes {
+		var there []node.Rank
+		for _, r := range n.answer.Ranks {
+			there = append(there, r.Rank)
+		}
+		ranks, silent := o.ranks.selection.Of(there, n.answer.Silent)
+		for _, r := range ranks {
+			had[n] = append(had[n], node.Outcome{Rank: r})
+		}
+		for _, s := range silent {
+			had[n] = append(had[n], unanswered(s))
+		}
+		if len(had[n]) > 0 {
+			nodes = append(nodes, n)
+		}
+	}
+	words := append([]string{o.cmd}, o.ranks.nodeWords(true)...)
+	if len(o.tags) > 0 {
+		words = append(words, "--tag", strings.Join(o.tags, ","))
+	}
+	if o.timeout >= 0 {
+		words = append(words, "--timeout", o.timeout.String())
+	}
+	if err := j.ask(ctx, nodes, words); err != nil {
+		return ended(ctx, err)
+	}
+	result := newJobResult(o.cmd, j, had)
+	result.Seconds = time.Since(begin).Seconds()
+	return o.tellJob(ctx, result)
+}
+
+// statusOfJob shows the ranks on all nodes of a job.
+func (r *rankFlags) statusOfJob(ctx context.Context) error {
+	if err := r.onlyJobs(); err != nil {
+		return err
+	}
+	j, err := findJob(ctx, r.slurm)
+	if err == nil {
+		err = j.look(ctx, r, nil, r.asJSON)
+	}
+	if err != nil {
+		return err
+	}
+	s := newJobStatus(j, r.selection)
+	if r.asJSON {
+		err = printJSON(s)
+	} else {
+		s.print(stdout)
+	}
+	for _, line := range j.complaints() {
+		say(line)
+	}
+	if err == nil && (len(j.lost()) > 0 || s.unanswered() > 0) {
+		err = statusError(statusLate)
+	}
+	return err
+}
