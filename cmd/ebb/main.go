@@ -86,7 +86,7 @@ EBB_SOME_FLAG; the command line wins. In flag names, _ and - are the same.`,
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", fmt.Sprintf(".FlagUsagesWrapped %d", helpWidth)))
 	root.SetGlobalNormalizationFunc(dashes)
-	root.AddCommand(newRun(), newExec(), newEnv(), newStatus(), newWatch(), newPause(), newResume(), newGC(), newVerify(), newDoctor(), newAdopt(), newBench(), newReport(), newPlan(), newSwap(), newServe(), newCompletion(), newVersion(), newProbe(), newGuard(), newDoctorLook(), newSlurmNode())
+	root.AddCommand(newRun(), newExec(), newEnv(), newStatus(), newWatch(), newPause(), newResume(), newGC(), newVerify(), newDoctor(), newAdopt(), newBench(), newReport(), newPlan(), newSwap(), newServe(), newK8s(), newCompletion(), newVersion(), newProbe(), newGuard(), newDoctorLook(), newSlurmNode())
 	completeWords(root)
 	return root
 }
