@@ -96,8 +96,8 @@ func rankStep(w control.Who, s Step) Step {
 type Report struct {
 	To      string  `json:"to"`
 	OK      bool    `json:"ok"`
-	Moved   bool    `json:"moved"` // something changed its place
-	Late    bool    `json:"late"`  // a deadline passed
+	Moved   bool    `json:"moved"`                    // something changed its place
+	Late    bool    `json:"late"`                     // a deadline passed
 	Waited  float64 `json:"waited_seconds,omitempty"` // for the end of another hand-over, before
 	Seconds float64 `json:"seconds"`                  // without that
 	Steps   []Step  `json:"steps"`
