@@ -59,6 +59,7 @@ type State struct {
 	device   int // that lends its context to transfers that use no device
 	segments []*segment
 	bytes    uint64
+	dirs     []string // in which it was made
 
 	// Guarded by states.mu.
 	closed  bool
@@ -164,6 +165,7 @@ func (e *Engine) CreateState(name string, sizes []uint64, device int, diskDir st
 	st := &State{name: name, device: device, tickets: map[uint64]*stateRequest{}}
 	s.mu.Lock()
 	s.dirs = e.chooseStateDirs(diskDir)
+	st.dirs = s.dirs
 	first := s.last + 1
 	s.last += uint64(len(sizes)) + 1
 	st.id = s.last

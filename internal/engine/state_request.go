@@ -444,7 +444,10 @@ func (e *Engine) transferState(l *lane, r *stateRequest) error {
 		}
 		return m
 	}}}
-	return l.pool.Run(r.direction, work, l.pool.Default(block))
+	if r.bytes != nil { // the other side is not a device: what is best there tells nothing of a step
+		return l.pool.Run(r.direction, work, l.pool.Default(block))
+	}
+	return e.runLane(l, r.state, work, r.result.Bytes)
 }
 
 // kernelOn reports whether the device has ebb's kernel. Otherwise the CPU hashes.

@@ -683,6 +683,45 @@ func TestAWriteOnAStreamThatIsCapturedIsRefusedAndSpoilsNothing(t *testing.T) {
 	s.intact(slot)
 }
 
+// How many workers serve a direction is found by trial, once, on blocks that are moved anyway. Zeros tell nothing.
+func TestTheNumberOfWorkersOfALaneIsFoundByTrial(t *testing.T) {
+	r := newRigWith(t, Config{ChunkBytes: 4 << 20, StateChunk: 128 << 20}) // 8 workers each way
+	const block, blocks = 64 << 10, 160
+	sizes, all := make([]uint64, blocks), make([]int, blocks)
+	for i := range blocks {
+		sizes[i], all[i] = block, i
+	}
+	s := r.newState("adam", sizes...)
+	slot, stream := r.slot(blocks*block, 0), r.stream(0)
+	probes := func() (list []tuning) {
+		var status Status
+		check(t, json.Unmarshal(r.Status(nil), &status))
+		return status.Probes
+	}
+	if _, err := s.read(slot, all...); err != nil {
+		t.Fatal(err)
+	}
+	if found := probes(); len(found) != 0 {
+		t.Errorf("found out by reading zeros: %+v", found)
+	}
+	for range 2 {
+		s.mustUpdate(slot, stream, all...)
+		if _, err := s.read(slot, all...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.intact(slot)
+	found := probes()
+	if len(found) != 2 || found[0].Direction != "write" || found[1].Direction != "read" {
+		t.Fatalf("%+v", found)
+	}
+	for _, p := range found {
+		if len(p.Trials) != 2 || p.Workers != 4 && p.Workers != 8 || p.Dirs != r.dir || p.BlockBytes != block {
+			t.Errorf("%+v", p)
+		}
+	}
+}
+
 // What is done after the last request is not the step's to wait for.
 func TestAWaitDoesNotWaitForHousekeeping(t *testing.T) {
 	r := newStateRig(t)

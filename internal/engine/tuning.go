@@ -10,7 +10,7 @@ import (
 // memory, and how that was found out.
 type tuning struct {
 	Dirs       string           `json:"dirs"`        // "": host memory
-	Direction  string           `json:"operation"`   // "pause" or "resume"
+	Direction  string           `json:"operation"`   // "pause" or "resume"; of streamed state, "write" or "read"
 	BlockBytes uint64           `json:"block_bytes"` // the class: no larger on average
 	Workers    int              `json:"workers"`
 	Snapshot   bool             `json:"snapshot"` // by way of device memory of ebb's own
@@ -43,6 +43,26 @@ func (e *Engine) runTuned(d pipeline.Direction, work pipeline.Work, blockBytes u
 		e.mu.Unlock()
 	}
 	return way.Workers, err
+}
+
+// runLane is runTuned for a request of streamed state: the first one that moves enough to files tries the ways. Blocks of zeros are not moved, which looks fast and tells nothing of a disk.
+func (e *Engine) runLane(l *lane, st *State, work pipeline.Work, bytes uint64) error {
+	t := tuning{
+		Direction:  [...]string{pipeline.Store: "write", pipeline.Load: "read"}[l.direction],
+		BlockBytes: pipeline.SizeClass(bytes, work.Disk.Len), Dirs: strings.Join(st.dirs, ","),
+	}
+	way, known := e.tuned(&t)
+	if known {
+		return l.pool.Run(l.direction, work, way)
+	}
+	way, trials, err := l.pool.Probe(l.direction, work, l.pool.Default(t.BlockBytes))
+	if err == nil && len(trials) > 0 && work.Moved.Disk() >= bytes/10*9 {
+		t.Workers, t.Snapshot, t.Trials = way.Workers, way.Snapshot, trials
+		e.mu.Lock()
+		e.tunings = append(e.tunings, t)
+		e.mu.Unlock()
+	}
+	return err
 }
 
 // tuned is the way that was found out.
