@@ -1,7 +1,9 @@
 // Package report makes the page of a job from the event logs of its ranks: when they trained and when they
 // were parked, how many bytes went where and how fast, what was skipped, and what failed.
 //
-//	read.go      lines of files to events; nothing in a file can stop the rest from being read
+//	read.go      files and lines; nothing in a file can stop the rest from being read
+//	scan.go      lines as ranks write them, taken apart quickly
+//	gather.go    lines to the events of each rank, in little memory
 //	process.go   the events of one rank to its processes, their operations and states
 //	timeline.go  states over time, in bounded memory
 //	waves.go     operations of a host's ranks that overlap: what its disk sees as one

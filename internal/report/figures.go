@@ -97,10 +97,9 @@ func (d *Direction) take(o operation) {
 	if d.phases == nil {
 		d.phases = map[string]float64{}
 	}
-	for phase, s := range o.done.Phases {
-		phase = cut(phase, 24)
-		if _, known := d.phases[phase]; known || len(d.phases) < 32 {
-			d.phases[phase] += s
+	for _, p := range o.done.phases {
+		if _, known := d.phases[p.Name]; known || len(d.phases) < 32 {
+			d.phases[p.Name] += p.Seconds
 		}
 	}
 }

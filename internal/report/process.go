@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"slices"
 	"time"
-
-	"github.com/ebb-offload/ebb/internal/control"
 )
 
 // operation is a pause or resume of one process. Times are Unix nanoseconds.
@@ -26,7 +24,7 @@ type process struct {
 	begin, end int64
 	exited     bool // it said so
 	operations []operation
-	withdrawn  []event // pauses asked for from outside that came to nothing
+	withdrawn  int     // pauses asked for from outside that came to nothing
 	numbers    uint64  // of events, from the first one's to the last one's
 	seen       uint64  // events that are there, those of progress left out
 	back       int64   // the longest step back of its clock, in nanoseconds
@@ -36,20 +34,13 @@ type process struct {
 // processes sorts the events of one rank into its processes, in the order of their begin. Lines may lie in
 // the log in any order, and twice. Within a process the number of an event counts, not its time: clocks
 // are set back.
-func processes(events []event) []process {
-	type id struct {
-		host string
-		pid  int
-	}
-	of := map[id][]event{}
-	for _, e := range events {
-		k := id{e.host, e.who.PID}
-		of[k] = append(of[k], e)
-	}
+func processes(of []*stream) []process {
 	var all []process
-	for _, list := range of {
-		for _, one := range incarnations(list) {
-			all = append(all, follow(one))
+	for _, s := range of {
+		for _, list := range incarnations(s.events) {
+			p := follow(list)
+			p.host, p.pid = s.host, s.pid
+			all = append(all, p)
 		}
 	}
 	slices.SortFunc(all, func(a, b process) int {
@@ -62,14 +53,16 @@ func processes(events []event) []process {
 func incarnations(list []event) [][]event {
 	starts := 0
 	for _, e := range list {
-		if e.kind == control.EventStart {
+		if e.kind == kindStart {
 			starts++
 		}
 	}
 	bySeq := func(a, b event) int { return cmp.Or(cmp.Compare(a.seq, b.seq), cmp.Compare(a.at, b.at)) }
 	once := func(a, b event) bool { return a.seq == b.seq && a.at == b.at && a.kind == b.kind }
 	if starts < 2 {
-		slices.SortFunc(list, bySeq)
+		if !slices.IsSortedFunc(list, bySeq) {
+			slices.SortFunc(list, bySeq)
+		}
 		return [][]event{slices.CompactFunc(list, once)}
 	}
 	slices.SortFunc(list, func(a, b event) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.seq, b.seq)) })
@@ -77,7 +70,7 @@ func incarnations(list []event) [][]event {
 	var parts [][]event
 	from := 0
 	for i, e := range list {
-		if e.kind == control.EventStart && i > from {
+		if e.kind == kindStart && i > from {
 			parts = append(parts, list[from:i])
 			from = i
 		}
@@ -91,7 +84,7 @@ func incarnations(list []event) [][]event {
 
 // follow goes through the events of one process in their order. Their numbers never go down.
 func follow(list []event) process {
-	p := process{host: list[0].host, pid: list[0].who.PID, begin: list[0].at}
+	p := process{begin: list[0].at}
 	open := map[bool]*operation{} // by pause
 	now := p.begin
 	for i, e := range list {
@@ -100,23 +93,23 @@ func follow(list []event) process {
 		}
 		now = max(now, e.at) // time does not go back here
 		switch e.kind {
-		case control.EventBegin:
+		case kindBegin:
 			// Of one whose end is missing nothing is known.
 			open[e.pause] = &operation{pause: e.pause, partial: e.partial, begin: now}
 			p.lastPhase = ""
-		case control.EventPhase:
+		case kindPhase:
 			p.lastPhase = e.phase
-		case control.EventEnd:
+		case kindEnd:
 			o := open[e.pause]
 			if o == nil {
 				o = &operation{pause: e.pause, partial: e.partial, begin: max(p.begin, now-int64(e.done.Seconds*1e9))}
 			}
 			delete(open, e.pause)
-			o.end, o.done, o.text, o.failed = now, e.done, e.text, e.text != ""
+			o.end, o.done, o.text, o.failed = now, e.done, e.done.text, e.done.text != ""
 			p.operations = append(p.operations, *o)
-		case control.EventWithdraw:
-			p.withdrawn = append(p.withdrawn, e)
-		case control.EventExit:
+		case kindWithdraw:
+			p.withdrawn++
+		case kindExit:
 			p.exited = true
 		}
 	}

@@ -32,32 +32,64 @@ var (
 
 // outcome is what an operation did: last_pause or last_resume of ebb_status. Sizes are bytes.
 type outcome struct {
-	Bytes       uint64             `json:"bytes"`
-	DeviceBytes uint64             `json:"device_bytes"`
-	HostBytes   uint64             `json:"host_bytes"`
-	DiskBytes   uint64             `json:"disk_bytes"`
-	SkippedZero uint64             `json:"skipped_zero_bytes"`
-	SkippedSame uint64             `json:"skipped_same_bytes"`
-	Unused      uint64             `json:"skipped_unused_bytes"`
-	Kept        uint64             `json:"kept_bytes"`
-	Missing     uint64             `json:"missing_bytes"`
-	Seconds     float64            `json:"seconds"`
-	Phases      map[string]float64 `json:"phases"`
-	Error       string             `json:"error"`
+	Bytes       uint64  `json:"bytes"`
+	DeviceBytes uint64  `json:"device_bytes"`
+	HostBytes   uint64  `json:"host_bytes"`
+	DiskBytes   uint64  `json:"disk_bytes"`
+	SkippedZero uint64  `json:"skipped_zero_bytes"`
+	SkippedSame uint64  `json:"skipped_same_bytes"`
+	Unused      uint64  `json:"skipped_unused_bytes"`
+	Kept        uint64  `json:"kept_bytes"`
+	Missing     uint64  `json:"missing_bytes"`
+	Seconds     float64 `json:"seconds"`
+
+	phases []Phase
+	text   string // what went wrong
 }
 
-// event is a line of a log that counts here.
+// event is a line of a log that counts here. There may be many: whose it is stands once for all of a process.
 type event struct {
-	who     control.Who
-	host    string
 	at      int64 // Unix time in nanoseconds
 	seq     uint64
-	kind    string // of control
-	pause   bool   // of an operation: a pause, else a resume
-	partial bool   // of an operation: of some tags only
 	phase   string
 	done    *outcome // of an end
-	text    string   // what went wrong
+	kind    kind
+	pause   bool // of an operation: a pause, else a resume
+	partial bool // of an operation: of some tags only
+}
+
+// kind is that of an event, as control names it.
+type kind uint8
+
+const (
+	kindOther kind = iota // that says nothing here
+	kindStart
+	kindBegin
+	kindPhase
+	kindProgress
+	kindEnd
+	kindWithdraw
+	kindExit
+)
+
+func kindOf(name []byte) kind {
+	switch string(name) {
+	case control.EventProgress:
+		return kindProgress
+	case control.EventPhase:
+		return kindPhase
+	case control.EventBegin:
+		return kindBegin
+	case control.EventEnd:
+		return kindEnd
+	case control.EventStart:
+		return kindStart
+	case control.EventWithdraw:
+		return kindWithdraw
+	case control.EventExit:
+		return kindExit
+	}
+	return kindOther
 }
 
 // unread counts what could not be taken from files.
@@ -81,8 +113,10 @@ func readLines(r io.Reader, take func(line []byte) bool) (bad unread, err error)
 		case len(bytes.TrimSpace(line)) == 0 || take(line):
 		case whole:
 			bad.Lines++
+			takeAfter(line, take)
 		default:
 			bad.Cut++
+			takeAfter(line, take)
 		}
 		if errors.Is(err, io.EOF) {
 			return bad, nil
@@ -93,15 +127,12 @@ func readLines(r io.Reader, take func(line []byte) bool) (bad unread, err error)
 	}
 }
 
-// readEvents calls take for each event of a rank's log.
-func readEvents(r io.Reader, take func(event)) (unread, error) {
-	return readLines(r, func(line []byte) bool {
-		e, ok := parse(line)
-		if ok {
-			take(e)
-		}
-		return ok
-	})
+// takeAfter takes the event that was written behind a line that has no end, since not all of that found room on
+// the disk. (In a text of an event its beginning cannot be: quotes are escaped there.)
+func takeAfter(line []byte, take func(line []byte) bool) {
+	if i := bytes.LastIndex(line, []byte(`{"v":`)); i > 0 {
+		take(line[i:])
+	}
 }
 
 // readLine appends the next line to line, without its end; of one that is too long, a part that is too
@@ -121,39 +152,33 @@ func readLine(in *bufio.Reader, line []byte) ([]byte, error) {
 	}
 }
 
-// parse takes an event from a line. What it does not know it leaves out.
-func parse(line []byte) (event, bool) {
-	raw, ok := decode(line)
-	if !ok {
-		return event{}, false
+// outcomeOf takes the outcome of an end.
+func outcomeOf(f *fields, name func([]byte) string) (*outcome, bool) {
+	wire := struct {
+		outcome
+		Phases map[string]float64 `json:"phases"`
+		Error  string             `json:"error"`
+	}{}
+	if len(f.outcome) > 0 && json.Unmarshal(f.outcome, &wire) != nil {
+		return nil, false
 	}
-	e := event{
-		who: raw.Who, host: raw.Host, at: raw.Time.UnixNano(), seq: raw.Seq, kind: raw.Kind,
-		pause: raw.Operation == "pause", partial: len(raw.Tags) > 0, phase: raw.Phase, text: raw.Error,
+	o := wire.outcome
+	if o.Seconds == 0 {
+		o.Seconds = f.seconds
 	}
-	switch raw.Kind {
-	case control.EventBegin, control.EventEnd:
-		if raw.Operation != "pause" && raw.Operation != "resume" {
-			return event{}, false
-		}
+	o.Seconds = sane(o.Seconds)
+	if o.text = string(f.error); o.text == "" {
+		o.text = excerpt(wire.Error)
 	}
-	if raw.Kind == control.EventEnd {
-		e.done = &outcome{}
-		if len(raw.Outcome) > 0 && json.Unmarshal(raw.Outcome, e.done) != nil {
-			return event{}, false
-		}
-		if e.done.Seconds == 0 {
-			e.done.Seconds = raw.Seconds
-		}
-		e.done.Seconds = sane(e.done.Seconds)
-		for phase, s := range e.done.Phases {
-			e.done.Phases[phase] = sane(s)
-		}
-		if e.text == "" {
-			e.text = excerpt(e.done.Error)
-		}
+	if len(wire.Phases) == 0 {
+		return &o, true
 	}
-	return e, true
+	o.phases = make([]Phase, 0, len(wire.Phases))
+	for phase, s := range wire.Phases {
+		o.phases = append(o.phases, Phase{name([]byte(cut(phase, 24))), sane(s)})
+	}
+	slices.SortFunc(o.phases, func(a, b Phase) int { return strings.Compare(a.Name, b.Name) }) // so that sums are the same each time
+	return &o, true
 }
 
 // decode takes an event of any kind from a line.
@@ -180,8 +205,8 @@ func clean(w control.Who) control.Who {
 }
 
 // short bounds a name, and excerpt what was said.
-func short(s string) string   { return cut(s, 120) }
-func excerpt(s string) string { return cut(s, 1000) }
+func short(s string) string   { return cut(s, maxName) }
+func excerpt(s string) string { return cut(s, maxExcerpt) }
 
 func cut(s string, n int) string {
 	s = strings.ToValidUTF8(s, "�")
@@ -241,15 +266,17 @@ func look(path string) (log, error) {
 		return l, err
 	}
 	defer f.Close()
+	var s scanner
 	note := func(line []byte) bool {
-		e, ok := decode(line)
-		if !ok {
+		if !s.take(line) {
 			return false
 		}
 		if one && l.rank == "" {
-			l.rank = key(event{who: e.Who, host: e.Host})
+			l.rank = key(s.who(), string(s.host))
 		}
-		l.jobs[e.Job] = max(l.jobs[e.Job], e.Time.UnixNano())
+		if at, known := l.jobs[string(s.job)]; !known || s.at > at {
+			l.jobs[string(s.job)] = s.at
+		}
 		return true
 	}
 	const some = 64 << 10
@@ -291,9 +318,9 @@ func open(path string) (*os.File, error) {
 }
 
 // key tells ranks apart. A process that no launcher told who it is stands for itself.
-func key(e event) string {
-	if e.who.Rank == "" {
-		return fmt.Sprintf("%s\x00%s\x00%d", e.who.Job, e.host, e.who.PID)
+func key(who control.Who, host string) string {
+	if who.Rank == "" {
+		return fmt.Sprintf("%s\x00%s\x00%d", who.Job, host, who.PID)
 	}
-	return fmt.Sprintf("%s\x00%s\x00%s\x00%s\x00rank", e.who.Job, e.who.Role, e.who.Cell, e.who.Rank)
+	return fmt.Sprintf("%s\x00%s\x00%s\x00%s\x00rank", who.Job, who.Role, who.Cell, who.Rank)
 }

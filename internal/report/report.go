@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -127,7 +128,7 @@ func (e *EmptyError) Error() string {
 	case e.Files == 0:
 		return "no event logs (*.jsonl) there"
 	case e.Bad > 0:
-		return fmt.Sprintf("no events in %s, but %s that are none: is it an event log?", count(e.Files, "file"), count(e.Bad, "line"))
+		return fmt.Sprintf("no events in %s, but %s: is it an event log?", count(e.Files, "file"), count(e.Bad, "line")+one(e.Bad, " that is none", " that are none"))
 	}
 	return fmt.Sprintf("no events in %s: no rank has managed memory yet, or none was started with --event-log", count(e.Files, "file"))
 }
@@ -171,10 +172,12 @@ func Make(files []string, o Options) (*Report, error) {
 	for _, l := range logs {
 		groups[l.rank] = append(groups[l.rank], l)
 	}
+	var inOrder [][]log
 	for _, k := range slices.Sorted(maps.Keys(groups)) {
-		if err := r.read(groups[k]); err != nil {
-			return nil, err
-		}
+		inOrder = append(inOrder, groups[k])
+	}
+	if err := r.read(inOrder); err != nil {
+		return nil, err
 	}
 	if len(r.Ranks) == 0 {
 		return nil, &EmptyError{Files: len(files), Bad: r.Left.Lines + r.Left.Cut + r.Left.Long}
@@ -218,52 +221,61 @@ func choose(logs []log, wanted string) (job string, others []string, err error) 
 	return job, others, nil
 }
 
-// read takes in files that are one rank's, or anybody's.
-func (r *Report) read(logs []log) error {
-	of := map[string][]event{}
-	progress := map[string]uint64{} // how many events of it; nothing else is told by them
-	for _, l := range logs {
-		if _, has := l.jobs[r.Job]; !has && len(l.jobs) > 0 {
-			continue
-		}
-		f, err := open(l.path)
-		if err != nil {
-			return err
-		}
-		bad, err := readEvents(f, func(e event) {
-			switch k := key(e); {
-			case e.who.Job != r.Job:
-			case e.kind == control.EventProgress:
-				progress[k]++
-			default:
-				of[k] = append(of[k], e)
-			}
-		})
-		f.Close()
-		if err != nil {
-			return fmt.Errorf("read %s: %w", l.path, err)
-		}
-		r.Left.Lines, r.Left.Cut, r.Left.Long = r.Left.Lines+bad.Lines, r.Left.Cut+bad.Cut, r.Left.Long+bad.Long
+// read takes in groups of files that are one rank's each, or anybody's. Two of them, or as many as there are
+// processors, are read at a time; they are taken in in their order, so that the report is the same each time.
+func (r *Report) read(groups [][]log) error {
+	type result struct {
+		g   *gatherer
+		err error
 	}
-	for _, k := range slices.Sorted(maps.Keys(of)) {
-		r.take(of[k], progress[k])
+	results := make([]chan result, len(groups))
+	for i := range results {
+		results[i] = make(chan result, 1)
+	}
+	room := make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		for i, group := range groups {
+			select {
+			case room <- struct{}{}:
+			case <-stop:
+				return
+			}
+			go func() {
+				g, err := gather(r.Job, group)
+				results[i] <- result{g, err}
+			}()
+		}
+	}()
+	for i := range groups {
+		got := <-results[i]
+		if got.err != nil {
+			return got.err
+		}
+		bad := got.g.bad
+		r.Left.Lines, r.Left.Cut, r.Left.Long = r.Left.Lines+bad.Lines, r.Left.Cut+bad.Cut, r.Left.Long+bad.Long
+		for _, rank := range got.g.order() {
+			r.take(rank)
+		}
+		<-room
 	}
 	return nil
 }
 
-// take takes the events of one rank in, without those of its progress.
-func (r *Report) take(events []event, progress uint64) {
-	who := events[0].who
-	list := processes(events)
+// take takes the events of one rank in.
+func (r *Report) take(of *gathered) {
+	who := of.who
+	list := processes(of.streams)
 	rank := Rank{
 		Name: shortName(who), Role: who.Role, Cell: who.Cell, Number: who.Rank, Hosts: []string{}, Processes: len(list),
 	}
-	numbers, seen := uint64(0), progress
+	numbers, seen := uint64(0), of.progress
 	for i, p := range list {
 		rank.Exited, rank.last = p.exited, max(rank.last, p.end)
 		rank.Hosts = append(rank.Hosts, p.host)
 		numbers, seen = plus(numbers, p.numbers), seen+p.seen
-		r.Left.Withdrawn += len(p.withdrawn)
+		r.Left.Withdrawn += p.withdrawn
 		if r.hosts[p.host] == nil {
 			r.hosts[p.host] = &host{}
 		}
@@ -474,9 +486,9 @@ func (r *Report) note() {
 		n    int
 		text string
 	}{
-		{r.Left.Lines, count(r.Left.Lines, "line") + " that are no events"},
+		{r.Left.Lines, count(r.Left.Lines, "line") + one(r.Left.Lines, " that is no event", " that are no events")},
 		{r.Left.Cut, count(r.Left.Cut, "last line") + " without an end"},
-		{r.Left.Long, count(r.Left.Long, "line") + " that are too long"},
+		{r.Left.Long, count(r.Left.Long, "line") + one(r.Left.Long, " that is too long", " that are too long")},
 		{int(min(r.Left.Lost, 1<<53)), fmt.Sprintf("%d events that the logs lack, by their numbers", r.Left.Lost)},
 		{r.Left.Failures, count(r.Left.Failures, "failure") + fmt.Sprintf(" of ranks with more than %d", maxFailures)},
 	} {
@@ -553,6 +565,13 @@ func list(names []string, most int) string {
 		text += fmt.Sprintf(" and %d more", more)
 	}
 	return text
+}
+
+func one(n int, text, otherwise string) string {
+	if n == 1 {
+		return text
+	}
+	return otherwise
 }
 
 func count(n int, what string) string {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
@@ -415,15 +416,14 @@ func TestThePageStaysSmall(t *testing.T) {
 	}
 	r := &Report{Job: "large", hosts: map[string]*host{}}
 	for rank := range ranks {
-		var events []event
+		one := &stream{host: fmt.Sprintf("node-%d", rank/8), pid: 7}
 		at, seq := begin.UnixNano(), uint64(0)
 		say := func(e event) {
 			seq++
-			e.at, e.seq, e.host = at, seq, fmt.Sprintf("node-%d", rank/8)
-			e.who = control.Who{Job: "large", Role: "actor", Cell: "0", Rank: fmt.Sprint(rank), PID: 7}
-			events = append(events, e)
+			e.at, e.seq = at, seq
+			one.events = append(one.events, e)
 		}
-		say(event{kind: control.EventStart})
+		say(event{kind: kindStart})
 		n := cycles
 		if rank == 5 {
 			n = 10_000 // of one rank, also where the others have few
@@ -431,12 +431,12 @@ func TestThePageStaysSmall(t *testing.T) {
 		for range n {
 			at += 60e9
 			for _, pause := range []bool{true, false} {
-				say(event{kind: control.EventBegin, pause: pause})
+				say(event{kind: kindBegin, pause: pause})
 				at += 15e9
-				say(event{kind: control.EventEnd, pause: pause, done: &outcome{Bytes: 5e9, DiskBytes: 5e9, Seconds: 15}, text: map[bool]string{true: "it failed"}[rank == 9]})
+				say(event{kind: kindEnd, pause: pause, done: &outcome{Bytes: 5e9, DiskBytes: 5e9, Seconds: 15, text: map[bool]string{true: "it failed"}[rank == 9]}})
 			}
 		}
-		r.take(events, 0)
+		r.take(&gathered{who: control.Who{Job: "large", Role: "actor", Cell: "0", Rank: fmt.Sprint(rank), PID: 7}, streams: []*stream{one}})
 	}
 	r.finish()
 	r.note()
@@ -500,6 +500,108 @@ func TestWordsForPeople(t *testing.T) {
 		if got := percent(c.part, c.whole); got != c.want {
 			t.Errorf("%v of %v: %q, want %q", c.part, c.whole, got, c.want)
 		}
+	}
+}
+
+// Lines as ranks write them are taken apart by the quick way, which says what encoding/json says; others are not,
+// and lose nothing by it.
+func TestTheQuickWayReadsWhatRanksWrite(t *testing.T) {
+	w := process0("job-7", "actor", 3, 7, "node-1", begin.Add(123456789)).start().
+		operation("pause", map[string]any{"bytes": 5, "seconds": 0.25, "phases": map[string]float64{"move": 0.2}}, "weights", "cache").pass(0.5).
+		operation("resume", map[string]any{"bytes": 5, "seconds": 1.0, "error": "no"})
+	w.say(control.Event{Kind: control.EventWithdraw, Operation: "pause", By: "control", Error: "the deadline passed"})
+	w.say(control.Event{Kind: control.EventLost, Lost: 3}).exit()
+	for _, line := range w.lines {
+		var s scanner
+		if !s.quick([]byte(line)) {
+			t.Errorf("not the quick way: %s", line)
+		}
+	}
+	for _, line := range []string{
+		``, `{}`, `{"event":"start"}`, w.lines[0] + " ", " " + w.lines[0], w.lines[0][1:], w.lines[0][:len(w.lines[0])-1],
+		strings.Replace(w.lines[0], `"pid":7`, `"pid":07`, 1), strings.Replace(w.lines[0], `"pid":7`, `"pid":0`, 1),
+		strings.Replace(w.lines[0], `"pid":7`, `"PID":7`, 1), strings.Replace(w.lines[0], `"pid":7`, `"pid":-7`, 1),
+		strings.Replace(w.lines[0], `"seq":1`, `"seq":1e2`, 1), strings.Replace(w.lines[0], `"seq":1`, `"seq":"1"`, 1),
+		strings.Replace(w.lines[0], `job-7`, `job\u0037`, 1), strings.Replace(w.lines[0], `job-7`, "j\xffb", 1), strings.Replace(w.lines[0], `job-7`, strings.Repeat("j", 121), 1),
+		strings.Replace(w.lines[0], `09:00:00`, `24:00:00`, 1), strings.Replace(w.lines[0], `03-14`, `02-30`, 1), strings.Replace(w.lines[0], `2026-`, `1999-`, 1),
+	} {
+		var s scanner
+		if s.quick([]byte(line)) {
+			t.Errorf("the quick way takes what it does not know: %s", line)
+		}
+	}
+}
+
+// sameFields compares what the quick way takes from a line with what encoding/json says.
+func sameFields(t *testing.T, line []byte) {
+	t.Helper()
+	var quick, slow scanner
+	if !quick.quick(line) {
+		return
+	}
+	e, ok := decode(line)
+	if !ok && string(quick.kind) == control.EventEnd && len(quick.outcome) > 0 && !json.Valid(quick.outcome) {
+		return // whoever takes the outcome sees that
+	}
+	if !ok {
+		t.Fatalf("the quick way takes what is no event: %q", line)
+	}
+	slow.fields = fieldsOf(e)
+	if diff := cmp.Diff(slow.fields, quick.fields, cmp.AllowUnexported(fields{}), cmpopts.EquateEmpty()); diff != "" {
+		t.Fatalf("%q: what encoding/json says, and the quick way: %s", line, diff)
+	}
+}
+
+func FuzzLines(f *testing.F) {
+	w := process0("job", "actor", 0, 7, "h", begin.Add(5e8)).start().operation("pause", map[string]any{"bytes": 5, "seconds": 0.25, "error": "no"}, "a", "b").exit()
+	for _, line := range w.lines {
+		f.Add([]byte(line))
+	}
+	f.Add([]byte(`{"pid":1,"time":"2026-03-14T09:00:00.5Z","event":"end","seconds":1.5,"outcome":{"a":"}{"}}`))
+	f.Add([]byte(`{"pid":1,"pid":2,"time":"2026-03-14T09:00:00Z","event":"x","tags":["a"],"tags":["b","c"]}`))
+	f.Fuzz(sameFields)
+}
+
+// An end of a disk tears a line: what stands behind it in the same line, and all others, are read all the same.
+func TestALineThatWasTornCostsOnlyItself(t *testing.T) {
+	w := process0("job", "actor", 0, 7, "h", begin).start().operation("pause", movedBytes(5, 1)).operation("resume", movedBytes(5, 1)).exit()
+	torn := slices.Index(w.lines, w.lines[2]) // of progress
+	for _, between := range []string{"", "\n"} { // as older versions of ebb went on, and as this one does
+		text := strings.Join(w.lines[:torn], "\n") + "\n" + w.lines[torn][:40] + between + strings.Join(w.lines[torn+1:], "\n") + "\n"
+		r := make0(t, Options{}, write(t, []string{text}))
+		if r.Pause.Done != 1 || r.Resume.Done != 1 || r.Left.Lines != 1 || r.Left.Cut != 0 || r.Left.Lost != 1 {
+			t.Errorf("after %q: %d pauses, %d resumes, left out %+v", between, r.Pause.Done, r.Resume.Done, r.Left)
+		}
+		if n := strings.Count(strings.Join(r.Notes, "\n"), "1 line that is no event"); n != 1 {
+			t.Errorf("it is told %d times: %q", n, r.Notes)
+		}
+	}
+}
+
+// What is kept of a log grows with its operations, not with its lines.
+func TestProgressIsCountedAndNotKept(t *testing.T) {
+	kept := func(progress int) (events int, seen uint64) {
+		files, _ := longJob(t, t.TempDir(), 2, 3, progress, true)
+		l, err := look(files[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, err := gather("long", []log{l})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, rank := range g.order() {
+			seen += rank.progress
+			for _, s := range rank.streams {
+				events += len(s.events)
+			}
+		}
+		return events, seen
+	}
+	few, none := kept(0)
+	many, seen := kept(200)
+	if few != many || none != 0 || seen != 2*3*2*200 {
+		t.Errorf("%d events are kept without progress, %d with %d events of it", few, many, seen)
 	}
 }
 
