@@ -33,6 +33,30 @@ func (o operations) rates(what string) series {
 	return o.series(what, unitRate, func(o operation) float64 { return float64(o.bytes) / 1e9 / o.seconds() })
 }
 
+// moving is the rate of the phase in which bytes are moved, of those that were: what is left beside it does not
+// grow with the time that disk or link take.
+func (o operations) moving(what string) series {
+	return o.series(what, unitRate, func(o operation) float64 {
+		return float64(o.out.HostBytes+o.out.DiskBytes) / 1e9 / o.out.Phases["move"]
+	})
+}
+
+// tellMoving reports whether the operations say how long they moved bytes.
+func (o operations) tellMoving() bool {
+	return len(o) > 0 && !slices.ContainsFunc(o, func(o operation) bool { return o.out.Phases["move"] <= 0 })
+}
+
+// movingRatios compares the moving of pauses and resumes with what disk or link do by themselves, of an actor of ebb.
+func (a *actor) movingRatios(row, name, out, in string, writes, reads series) (figures []Figure) {
+	if a.pauses.tellMoving() {
+		figures = append(figures, ratio(row, a.lib.name, name+"pause, the moving alone / "+out, a.pauses.moving("moving"), writes))
+	}
+	if a.wakes.tellMoving() {
+		figures = append(figures, ratio(row, a.lib.name, name+"resume, the moving alone / "+in, a.wakes.moving("moving"), reads))
+	}
+	return figures
+}
+
 func (o operations) times(what string) series { return o.series(what, unitSeconds, operation.seconds) }
 
 func (o operations) cpuPerGB(what string) series {

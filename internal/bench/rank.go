@@ -202,6 +202,8 @@ type outcome struct {
 	SkippedZero *uint64  `json:"skipped_zero_bytes"`
 	SkippedSame *uint64  `json:"skipped_same_bytes"`
 	Checks      *float64 `json:"check_seconds"`
+
+	Phases map[string]float64 `json:"phases"` // seconds of each
 }
 
 func (r *rank) status() (status, error) {
