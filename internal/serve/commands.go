@@ -26,6 +26,7 @@ type commandReport struct {
 	MessageType string     `json:"message_type"` // pause, resume
 	ID          string     `json:"id"`           // of the ranks' control commands
 	OK          bool       `json:"ok"`
+	Over        bool       `json:"over"` // nothing of it goes on: the same key again brings the same reply
 	Ranks       rankCounts `json:"ranks"`
 	Totals      totals     `json:"totals"`
 	Seconds     float64    `json:"seconds"`
@@ -257,7 +258,7 @@ func (r *run) told(s *Server) (any, *refusal) {
 			"%s: failed on %d of %d ranks, and done on none", r.verb, wrong, counts.Total)
 	case counts.Late > 0:
 		remedy := "repeat it with a new key, and a longer timeout_s where the actor needs it: a pause waits for its safe point"
-		if !over(r) {
+		if !report.Over {
 			remedy = "what has begun goes on: repeat the request with the same key to wait for it, or look at /v1/node"
 		}
 		refused = refuse(http.StatusGatewayTimeout, codeLate, remedy, "%s: %d of %d ranks were late", r.verb, counts.Late, counts.Total)
@@ -276,10 +277,11 @@ func (s *Server) report(r *run) commandReport {
 		MessageType: r.verb, ID: r.id, Seconds: elapsed.Seconds(),
 		Slowest: []named{}, Failed: []named{}, Late: []named{},
 	}
-	c.Ranks.Total = len(outcomes)
+	c.Ranks.Total, c.Over = len(outcomes), true
 	now, _ := s.hub.busy()
 	var done []node.Outcome
 	for _, o := range outcomes {
+		c.Over = c.Over && o.State != ""
 		if o.Done != nil {
 			c.Totals.add(o.Done)
 		}

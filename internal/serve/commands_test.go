@@ -197,14 +197,14 @@ func TestLateRanksAreNamedByTheDeadline(t *testing.T) {
 	if !late["actor cell 0 rank 1"] || !late["actor cell 0 rank 9"] {
 		t.Errorf("late: %+v", r.Late)
 	}
-	if !strings.Contains(e.Error.Remedy, "same key") {
-		t.Errorf("remedy %q", e.Error.Remedy)
+	if r.Over || !strings.Contains(e.Error.Remedy, "same key") {
+		t.Errorf("over %v, remedy %q", r.Over, e.Error.Remedy)
 	}
 	// The same key waits for what goes on, and asks no rank again.
 	close(goOn)
 	e = refused(t, s.post("/v1/pause", `{"timeout_s":60}`, "Idempotency-Key", "k"), http.StatusGatewayTimeout, codeLate)
-	if e.Error.Report.Ranks != (rankCounts{Total: 3, Done: 2, Late: 1}) {
-		t.Errorf("%+v", e.Error.Report.Ranks)
+	if e.Error.Report.Ranks != (rankCounts{Total: 3, Done: 2, Late: 1}) || !e.Error.Report.Over {
+		t.Errorf("%+v", e.Error.Report)
 	}
 	if n := len(f.commanded()); n != 3 {
 		t.Errorf("%d commands, want 3", n)
