@@ -123,13 +123,17 @@ func (e *Engine) removeAll() {
 	}
 }
 
-// leftOnDisk says what an exit leaves behind, and why.
+// leftOnDisk says what an exit leaves behind, in which of the directories used so far, and why.
 func (e *Engine) leftOnDisk(why string) string {
 	u := e.backings.files.Usage()
 	files := fmt.Sprintf("%d backup files", u.Files)
 	if u.Files == 1 {
 		files = "1 backup file"
 	}
-	return fmt.Sprintf("%s (%s) left behind, for the launcher or ebb gc to remove when the disk answers: %s",
-		files, store.Size(u.DiskBytes), why)
+	var dirs []string
+	for _, d := range u.Dirs {
+		dirs = append(dirs, d.Dir)
+	}
+	return fmt.Sprintf("%s (%s) left behind in %s, for the launcher or ebb gc to remove when the disk answers: %s",
+		files, store.Size(u.DiskBytes), strings.Join(dirs, ", "), why)
 }

@@ -260,7 +260,7 @@ func TestAnExitDoesNotWaitForAFrozenDisk(t *testing.T) {
 	r.pause()
 	r.hang("any:*:hang")
 	r.Shutdown()
-	if log := r.logged(); !strings.Contains(log, "exit: 2 backup files (2.0 MiB) left behind") || !strings.Contains(log, r.dir) {
+	if log := r.logged(); !strings.Contains(log, "exit: 2 backup files (2.0 MiB) left behind in "+r.dir+", ") {
 		t.Errorf("log:\n%s", log)
 	}
 	if n := len(r.files()); n != 2 {
