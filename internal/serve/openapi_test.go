@@ -275,7 +275,7 @@ func TestOneHandOverAtATime(t *testing.T) {
 			return well(ctx, to, ranks, silent, tags, timeout, tell)
 		}
 	})
-	e := refused(t, s.post("/v1/swap", `{"to":"train","timeout_s":0.1}`, "Idempotency-Key", "k"), http.StatusGatewayTimeout, codeUnderWay)
+	e := refused(t, s.post("/v1/swap", `{"to":"train","timeout_s":2}`, "Idempotency-Key", "k"), http.StatusGatewayTimeout, codeUnderWay)
 	if !strings.Contains(e.Error.Remedy, "same key") {
 		t.Errorf("%+v", e)
 	}
