@@ -62,6 +62,9 @@ func TestAWrongCommandLineIsSeen(t *testing.T) {
 		"`ebb plan --params=7B` and more":                          "",
 		"`ebb plan --parms=7B`":                                    "--parms",
 		"FOO=1 ebb env --rank 3 | sh; ebb gc --nothing":            "--nothing",
+		"ebb k8s render --nodes 3":                                 "",
+		"ebb k8s render --knots 3":                                 "--knots",
+		"ebb k8s apply --nodes 3":                                  "apply",
 	} {
 		got := ""
 		for _, one := range commandLinesOf("```\n" + line + "\n```\n" + line + "\n") {
@@ -122,6 +125,11 @@ func wrongWith(line string) string {
 	}
 	if err != nil || verb == root {
 		return "ebb has no verb " + words[0]
+	}
+	if len(words) > 1 && verb.HasSubCommands() {
+		if verb, _, err = verb.Find(words[1:2]); err != nil || verb.HasSubCommands() {
+			return "ebb " + words[0] + " has no verb " + words[1]
+		}
 	}
 	verb.InitDefaultHelpFlag()
 	for _, word := range words[1:] {

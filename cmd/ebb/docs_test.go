@@ -37,7 +37,7 @@ func TestStatusesAreDocumented(t *testing.T) {
 }
 
 func TestHelpFitsOnATerminal(t *testing.T) {
-	for _, verb := range []string{"", "run", "exec", "env", "status", "watch", "pause", "resume", "swap", "serve", "gc", "verify", "doctor", "adopt", "bench", "plan", "version"} {
+	for _, verb := range []string{"", "run", "exec", "env", "status", "watch", "pause", "resume", "swap", "serve", "k8s", "k8s render", "gc", "verify", "doctor", "adopt", "bench", "plan", "version"} {
 		var out strings.Builder
 		root := newRoot()
 		root.SetOut(&out)

@@ -38,8 +38,8 @@ func newK8s() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "k8s",
 		Short: "Write a training job for Kubernetes",
-		Long: `Writes what Kubernetes needs to run a training job under ebb (docs/clusters/kubernetes.md). It speaks
-to no cluster: kubectl does that.`,
+		Long: `Writes what Kubernetes needs to run a training job under ebb (docs/clusters/kubernetes.md). It
+speaks to no cluster: kubectl does that.`,
 		Example: `  ebb k8s render --name llama --nodes 4 --nproc-per-node 8 --image registry/trainer:1 \
       --params 8B --host-reserve 64GiB -- python train.py | kubectl apply -f -`,
 		Args: noArgs,
@@ -60,11 +60,11 @@ func newK8sRender() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "render [flags] -- CMD ARG…",
 		Short: "Write the objects of a job: an indexed Job, a JobSet or a RayCluster",
-		Long: `Writes the objects of a training job of N nodes as one YAML stream, the same for the same flags: a pod
-for each node, in which torchrun starts each rank with ebb exec; on the node's disk a volume as large
-as what is parked; memory and ephemeral storage, requested and limited, as ebb plan adds them up from
-the model; no privileges; hooks that reclaim; ebb serve beside the ranks, for the controller that a
-NetworkPolicy names. It speaks to no cluster.
+		Long: `Writes the objects of a training job of N nodes as one YAML stream, the same for the same flags: a
+pod for each node, in which torchrun starts each rank with ebb exec; on the node's disk a volume as
+large as what is parked; memory and ephemeral storage, requested and limited, as ebb plan adds them
+up from the model; no privileges; hooks that reclaim; ebb serve beside the ranks, for the controller
+that a NetworkPolicy names. It speaks to no cluster.
 
 --host-memory is that of a pod, request and limit. Without it, it is what the target takes and
 --host-reserve, which is for the program: what PyTorch, its libraries and the loaders take.

@@ -32,7 +32,9 @@ func sayUnknown(cmd *cobra.Command) {
 		known[name] = true
 	}
 	for _, verb := range cmd.Root().Commands() {
-		verb.Flags().VisitAll(func(f *pflag.Flag) { known[variableOf(f)] = true })
+		for _, c := range append(verb.Commands(), verb) {
+			c.Flags().VisitAll(func(f *pflag.Flag) { known[variableOf(f)] = true })
+		}
 	}
 	for _, line := range unknown(os.Environ(), known) {
 		say(line)
