@@ -47,12 +47,12 @@ func (o operations) tellMoving() bool {
 }
 
 // movingRatios compares the moving of pauses and resumes with what disk or link do by themselves, of an actor of ebb.
-func (a *actor) movingRatios(row, name, out, in string, writes, reads series) (figures []Figure) {
+func (a *actor) movingRatios(rowOut, rowIn, name, out, in string, writes, reads series) (figures []Figure) {
 	if a.pauses.tellMoving() {
-		figures = append(figures, ratio(row, a.lib.name, name+"pause, the moving alone / "+out, a.pauses.moving("moving"), writes))
+		figures = append(figures, ratio(rowOut, a.lib.name, name+"pause, the moving alone / "+out, a.pauses.moving("moving"), writes))
 	}
 	if a.wakes.tellMoving() {
-		figures = append(figures, ratio(row, a.lib.name, name+"resume, the moving alone / "+in, a.wakes.moving("moving"), reads))
+		figures = append(figures, ratio(rowIn, a.lib.name, name+"resume, the moving alone / "+in, a.wakes.moving("moving"), reads))
 	}
 	return figures
 }

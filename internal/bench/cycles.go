@@ -209,7 +209,7 @@ func (s *session) mainFigures(c *cast, _ []*actor) {
 			value("cpu-seconds", a.lib.name, "resume, CPU seconds per GB", unitCPU, a.wakes.cpuPerGB("").values).atMost(0.5),
 		)
 	}
-	s.add(c.main[0].movingRatios("pause", "", "raw write in place", "raw read", c.writes.rates("raw write"), c.reads.rates("raw read"))...)
+	s.add(c.main[0].movingRatios("pause", "resume", "", "raw write in place", "raw read", c.writes.rates("raw write"), c.reads.rates("raw read"))...)
 	s.versus("pause", "pause", c.main, pausesOf)
 	s.versus("resume", "resume", c.main, wakesOf)
 	s.add(
@@ -314,7 +314,7 @@ func (s *session) adamwFigures(c *cast, own []*actor) {
 		}
 		s.add(pause, resume)
 	}
-	s.add(own[0].movingRatios("adamw", "AdamW actor, ", "raw write", "raw read", c.writes.rates("raw write"), c.reads.rates("raw read"))...)
+	s.add(own[0].movingRatios("adamw", "adamw", "AdamW actor, ", "raw write", "raw read", c.writes.rates("raw write"), c.reads.rates("raw read"))...)
 	s.versus("adamw", "AdamW actor, pause", own, pausesOf)
 	s.versus("adamw", "AdamW actor, resume", own, wakesOf)
 	s.add(missing("adamw", "ebb", "the same with dead bytes left behind", "dead bytes are PyTorch's to tell: test/gpu measures them"))
@@ -462,7 +462,7 @@ func (s *session) smallFigures(c *cast, own []*actor) {
 		s.add(missing("small", "raw", files, "the limit of open files is lower (ulimit -Hn)"))
 		return
 	}
-	s.add(own[0].movingRatios("small", "many small, ", files, files, c.smallWrites.rates("raw write"), c.smallReads.rates("raw read"))...)
+	s.add(own[0].movingRatios("small", "small", "many small, ", files, files, c.smallWrites.rates("raw write"), c.smallReads.rates("raw read"))...)
 	s.add(
 		ratio("small", "raw", files+" / raw few large, write", c.smallWrites.rates("many small"), c.writes.rates("few large")),
 		ratio("small", "raw", files+" / raw few large, read", c.smallReads.rates("many small"), c.reads.rates("few large")),

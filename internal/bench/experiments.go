@@ -174,7 +174,7 @@ func (s *session) hostCycles() error {
 		}
 		s.add(pause, ratio(row, a.lib.name, "host memory, later resume / pinned copy", a.wakes.rates("resume"), in.rates("copy")).atLeast(0.92))
 	}
-	s.add(kept[0].movingRatios(row, "host memory, later ", "pinned copy", "pinned copy", out.rates("copy"), in.rates("copy"))...)
+	s.add(kept[0].movingRatios(row, row, "host memory, later ", "pinned copy", "pinned copy", out.rates("copy"), in.rates("copy"))...)
 	const note = "EBB_HOST_ARENA=0, as the library by itself: memory is pinned for each allocation at each pause"
 	s.add(
 		value(row, "ebb", "host memory not kept, pause", unitRate, plain.pauses.rates("").values).noting(note),
