@@ -96,7 +96,7 @@ vet:
 
 .PHONY: test-go
 test-go: softgpu ## Go unit tests under the race detector
-	$(GO) test -race $(GO_UNIT)
+	$(GO) test -race -timeout 30m $(GO_UNIT)
 
 .PHONY: test-c
 test-c: softgpu ## tests of softgpu and shim: plain, AddressSanitizer, ThreadSanitizer
@@ -109,20 +109,21 @@ test-python: softgpu shim engine cli ## the Python package: tests over softgpu, 
 
 .PHONY: test-e2e
 test-e2e: build ## whole processes under the real libraries, over softgpu
-	$(GO) test -count=1 ./test/e2e
+	$(GO) test -count=1 -timeout 30m ./test/e2e
 
-# The same tests, in which EBB_TEST_LONG makes the random and kill tests long. Each of these prints
-# the seed that repeats it.
+# The packages in which EBB_TEST_LONG makes the random and kill tests long; make test has the others. Each
+# of these tests prints the seed that repeats it.
+GO_LONG = $$(grep -rl --include='*_test.go' EBB_TEST_LONG ./cmd ./internal ./examples | xargs -n 1 dirname | sort -u)
+
 # Thousands of failures, some in a process each: make test has samples of them under the race detector.
 SWEEPS := ^(TestEveryOperationOfAPauseAndAResumeFailsOnce|TestWorkOfTheDeviceThatFails)$$
 
 .PHONY: test-long
 test-long: export EBB_TEST_LONG = 1
 test-long: build ## long forms of the random and kill tests; prints their seeds
-	$(GO) test -race -count=1 -timeout 30m -v -skip '$(SWEEPS)' $(GO_UNIT) 2>&1 | scripts/summarise-tests.sh
+	$(GO) test -race -count=1 -timeout 30m -v -skip '$(SWEEPS)' $(GO_LONG) 2>&1 | scripts/summarise-tests.sh
 	$(GO) test -count=1 -timeout 30m -v -run '$(SWEEPS)' ./internal/engine 2>&1 | scripts/summarise-tests.sh
 	$(GO) test -count=1 -timeout 40m -v ./test/e2e 2>&1 | scripts/summarise-tests.sh
-	$(MAKE) --silent -C softgpu test 2>&1 | scripts/count-tests.sh softgpu
 	$(MAKE) test-clusters
 	@echo "make test-long: all passed"
 

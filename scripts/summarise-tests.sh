@@ -7,11 +7,11 @@ set -euo pipefail
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 cat >"$log"
-count() { grep -cE "^ *--- $1:" "$log" || true; }
-if grep -qE '^( *--- FAIL|FAIL|panic:)' "$log"; then
+count() { grep -caE "^ *--- $1:" "$log" || true; } # -a: tests may print any bytes
+if grep -qaE '^( *--- FAIL|FAIL|panic:)' "$log"; then
 	cat "$log"
 	echo "$(count PASS) passed, $(count FAIL) failed, $(count SKIP) skipped"
 	exit 1
 fi
-grep -E '^ok |seed|--- SKIP' "$log" || true
+grep -aE '^ok |seed|--- SKIP' "$log" || true
 echo "$(count PASS) passed, $(count FAIL) failed, $(count SKIP) skipped"
