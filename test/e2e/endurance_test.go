@@ -13,6 +13,7 @@ var backupModes = []string{"disk", "pinned", "mmap", "none"}
 // A model of what every allocation holds, against whole processes with threads and forks. How the
 // threads meet is the scheduler's; what each of them does is the seed's.
 func TestAnySequenceOfCallsOnAnyThreadIsSafe(t *testing.T) {
+	t.Parallel()
 	rng, rounds, steps := random(t), 2, 600
 	if long() {
 		rounds, steps = 20, 2500
@@ -56,6 +57,7 @@ func TestHostMemoryComesBackAfterACycleUnlessItIsRetained(t *testing.T) {
 }
 
 func TestWorkOnNonBlockingStreamsIsInTheBackup(t *testing.T) {
+	t.Parallel()
 	image := filepath.Join(work, "endurance_kernel.so")
 	compile(t, "-shared", "-fPIC", "-I"+filepath.Join(root, "softgpu"), "-o", image, filepath.Join(testdir, "endurance_kernel.c"))
 	for _, latency := range []string{"50", "hold"} {
@@ -107,6 +109,7 @@ func TestTenThousandAllocationsNeedFewDescriptors(t *testing.T) {
 }
 
 func TestThousandsOfFailuresAreOneReadableLine(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1024)
 	n.env = []string{"SOFTGPU_GRANULARITY_KB=64", "SOFTGPU_FAULT=cuMemUnmap:3+:CUDA_ERROR_UNKNOWN"}
 	o := run(t, n.victim(t, "endurance_many.py", "2000", "fault"))

@@ -33,6 +33,7 @@ var doors = []string{"version", "entry", "proc", "dlsym", "linked"}
 
 // What the next tests find under ebb is ebb's doing.
 func TestTheExpandableAllocatorWorksWithoutEbb(t *testing.T) {
+	t.Parallel()
 	binary, seed := expandable(t), random(t).Text()
 	for _, door := range doors {
 		t.Log(strings.TrimSpace(succeed(t, expandableNode(t).process(t, binary, door, seed, fmt.Sprint(1500)))))
@@ -42,6 +43,7 @@ func TestTheExpandableAllocatorWorksWithoutEbb(t *testing.T) {
 // The allocator with pauses and resumes in between, and the model that knows every byte, through every
 // door, preloaded as an outer launcher does it.
 func TestExpandableSegmentsComeBack(t *testing.T) {
+	t.Parallel()
 	binary, rng, rounds, steps := expandable(t), random(t), 1, 500
 	if long() {
 		rounds, steps = 3, 3000
@@ -62,6 +64,7 @@ func TestExpandableSegmentsComeBack(t *testing.T) {
 
 // Pieces of the size that PyTorch takes, 2 and 20 MiB, in a process that is managed as a whole.
 func TestExpandableSegmentsComeBackUnderEbbRun(t *testing.T) {
+	t.Parallel()
 	binary, seed, steps := expandable(t), random(t).Text(), 60
 	if long() {
 		steps = 600

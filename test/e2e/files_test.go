@@ -44,6 +44,7 @@ func TestSupervisorRemovesTheFilesOfAKilledRank(t *testing.T) {
 
 // The engine is at work when the rank dies, at a random moment.
 func TestKillAtRandomMomentsLeavesNoFile(t *testing.T) {
+	t.Parallel()
 	rng, rounds := random(t), 4
 	if long() {
 		rounds = 60

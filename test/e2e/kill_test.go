@@ -14,6 +14,7 @@ import (
 // A rank is killed at a random moment of a pause and resume, beside the other ranks of its run and beside
 // another run on the same disk directory, which is parked all the while.
 func TestAKilledRankLeavesNothingAndHarmsNobody(t *testing.T) {
+	t.Parallel()
 	rng, rounds := random(t), 4
 	if long() {
 		rounds = 200

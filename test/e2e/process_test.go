@@ -55,6 +55,7 @@ func TestProcessWithManagedMemoryHasTheEngine(t *testing.T) {
 }
 
 func TestChildrenOfATrainingProcess(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []string{"exit", "call", "pools", "loader", "subprocess", "during", "stay"} {
 		for _, when := range []string{"active", "paused"} {
 			t.Run(kind+" "+when, func(t *testing.T) {
@@ -159,6 +160,7 @@ func wantLastLines(t *testing.T, dir string) {
 
 // What the engine is doing fails then, or not; the status is the process's own all the same.
 func TestExitWhileTheEngineIsAtWork(t *testing.T) {
+	t.Parallel()
 	rng, rounds := random(t), 3
 	if long() {
 		rounds = 40
