@@ -44,7 +44,8 @@ type planOptions struct {
 	hostMemory     uint64 // 0: that of this machine
 	hostReserve    uint64
 	hostReserveSet bool
-	dirs           []string  // --disk-dir
+	dirs           []string // --disk-dir
+	streaming      planStreaming
 	ranks          rankFlags // of --live
 	live           bool
 	linkGiven      bool
@@ -96,6 +97,9 @@ running, and with 4 when one did not answer.`,
 			o.hostReserveSet, o.linkGiven = cmd.Flags().Changed("host-reserve"), cmd.Flags().Changed("link")
 			o.dirs = o.ranks.diskDirs
 			if o.live {
+				if name := givenOf(cmd.Flags(), streamFlags...); name != "" {
+					return launch.Usagef("--%s says how a job is to be started: leave it out with --live, which asks the ranks that are running", name)
+				}
 				return o.planLive(cmd.Context())
 			}
 			if name := onlyLive(cmd.Flags()); name != "" {
@@ -142,6 +146,7 @@ func (o *planOptions) add(f *pflag.FlagSet) {
 	f.Var(&value{text: "0", kind: "SIZE", parse: into(&o.other, sizing.ParseSize)},
 		"other-memory", "what a rank has managed beside: caches of the allocator, activations that stay")
 	onOffTo(f, &o.zeroGradients, "zero-grads", "gradients are zeroed before a pause, and so not moved")
+	o.streaming.add(f)
 
 	f.Var(&value{kind: "N", parse: into(&o.perNode, sizing.ParseWays)}, "ranks-per-node", "ranks of a node (default: all, at most 8)")
 	f.Var(&value{kind: "SIZE", parse: into(&o.gpu, sizing.ParseSize)}, "gpu-memory", "memory of a GPU, as 80GiB")
@@ -167,7 +172,12 @@ func (o *planOptions) add(f *pflag.FlagSet) {
 
 // onlyLive is a flag on the command line that only --live looks at.
 func onlyLive(f *pflag.FlagSet) (name string) {
-	for _, n := range []string{"role", "rank", "cell", "job", "pid", "runtime-dir"} {
+	return givenOf(f, "role", "rank", "cell", "job", "pid", "runtime-dir")
+}
+
+// givenOf is one of the flags that is on the command line.
+func givenOf(f *pflag.FlagSet, names ...string) (name string) {
+	for _, n := range names {
 		flag := f.Lookup(n)
 		if _, variable := flag.Annotations[fromVariable]; flag.Changed && !variable {
 			name = n
@@ -190,12 +200,13 @@ type planResult struct {
 	Node    planNode    `json:"fullest_node"`
 	Rates   planRates   `json:"rates"`
 
-	Targets []sizing.Target `json:"targets"`
-	Chosen  string          `json:"chosen"`            // "": none
-	Command []string        `json:"command,omitempty"` // its arguments
-	QuotaGB uint64          `json:"quota_gb,omitempty"`
-	Wear    []planWear      `json:"wear,omitempty"`
-	Notes   []string        `json:"notes"`
+	Streaming *planStreamed   `json:"streaming,omitempty"` // with the flags that ask for it
+	Targets   []sizing.Target `json:"targets"`
+	Chosen    string          `json:"chosen"`            // "": none
+	Command   []string        `json:"command,omitempty"` // its arguments
+	QuotaGB   uint64          `json:"quota_gb,omitempty"`
+	Wear      []planWear      `json:"wear,omitempty"`
+	Notes     []string        `json:"notes"`
 }
 
 type planModel struct {
@@ -273,7 +284,9 @@ func (o planOptions) plan(ctx context.Context) (planResult, error) {
 	if err != nil {
 		return r, err
 	}
-	o.fillIn()
+	if err := o.streaming.fillIn(&o); err != nil {
+		return r, err
+	}
 	stages, err := sizing.Stages(model, o.parallel, o.state, o.other)
 	if err != nil {
 		return r, &launch.Error{Status: launch.StatusUsage, Text: oneLine(err), Err: err}
@@ -305,8 +318,13 @@ func (o planOptions) plan(ctx context.Context) (planResult, error) {
 	r.Largest.GPU, r.Largest.StepFits = o.gpu, node.StepFits(r.Largest.Kinds)
 	r.Node.Groups, r.Node.Bytes = load, load.Sum(sizing.Kinds.Total)
 
+	if o.state.Stream {
+		if r.Streaming, err = o.streamed(ctx, load, &node); err != nil {
+			return r, err
+		}
+	}
 	r.Targets = node.Targets(load, moved)
-	stepFits := r.Largest.StepFits != sizing.FitNo && r.Largest.StepFits != sizing.FitStream
+	stepFits := (r.Streaming == nil || r.Streaming.Fits) && r.Largest.StepFits != sizing.FitNo && r.Largest.StepFits != sizing.FitStream
 	for _, t := range r.Targets {
 		if stepFits && t.Fits && r.Chosen == "" && (o.target == "" || o.target == t.Name) {
 			r.Chosen = t.Name
@@ -444,18 +462,9 @@ const (
 // look measures room and rates of the disk directories as far as they were not given. parked is what
 // the ranks of a node have.
 func (o planOptions) look(ctx context.Context, parked uint64, n *sizing.Node, r *planResult) error {
-	var free uint64
-	for i, dir := range o.dirs {
-		abs, err := filepath.Abs(dir)
-		if err != nil {
-			return launch.Usagef("--disk-dir %s: %w; name an absolute path", dir, err)
-		}
-		o.dirs[i] = abs
-		var st unix.Statfs_t
-		if err := unix.Statfs(abs, &st); err != nil {
-			return launch.Usagef("--disk-dir %s: %w; name a directory that is there", abs, err)
-		}
-		free += st.Bavail * uint64(st.Bsize)
+	free, err := freeIn("--disk-dir", o.dirs)
+	if err != nil {
+		return err
 	}
 	if !n.DiskKnown {
 		n.DiskFree, n.DiskKnown = free, true
@@ -463,34 +472,60 @@ func (o planOptions) look(ctx context.Context, parked uint64, n *sizing.Node, r 
 	if n.Write.Known() && n.Read.Known() {
 		return nil
 	}
-	showing := newProgress(os.Stderr)
-	defer showing.end()
-	ctx, stop := untilSignal(ctx)
-	defer stop()
-	var write, read, fresh []float64
-	for round := range planRounds {
-		showing.say(fmt.Sprintf("measuring the disk, round %d of %d", round+1, planRounds))
-		rates, err := o.measure(ctx, min(max(parked, planLeast), planMost))
-		if err != nil {
-			return planMeasureFailed(ctx, err)
-		}
-		write, read, fresh = append(write, rates.WriteBytesPerS), append(read, rates.ReadBytesPerS), append(fresh, rates.FreshBytesPerS)
+	write, read, fresh, err := o.measured(ctx, o.dirs, parked)
+	if err != nil {
+		return err
 	}
 	if !n.Write.Known() {
-		n.Write, n.Fresh = sizing.Of(write...), sizing.Of(fresh...)
+		n.Write, n.Fresh = write, fresh
 	}
 	if !n.Read.Known() {
-		n.Read = sizing.Of(read...)
+		n.Read = read
 	}
 	r.Rates.From = "measured in " + strings.Join(o.dirs, ", ")
 	return nil
 }
 
+// freeIn is the room in directories that a flag names, which are made absolute.
+func freeIn(flag string, dirs []string) (free uint64, err error) {
+	for i, dir := range dirs {
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return 0, launch.Usagef("%s %s: %w; name an absolute path", flag, dir, err)
+		}
+		dirs[i] = abs
+		var st unix.Statfs_t
+		if err := unix.Statfs(abs, &st); err != nil {
+			return 0, launch.Usagef("%s %s: %w; name a directory that is there", flag, abs, err)
+		}
+		free += st.Bavail * uint64(st.Bsize)
+	}
+	return free, nil
+}
+
+// measured is what directories do together, in rounds of no more bytes than go there.
+func (o planOptions) measured(ctx context.Context, dirs []string, bytes uint64) (write, read, fresh sizing.Range, err error) {
+	showing := newProgress(os.Stderr)
+	defer showing.end()
+	ctx, stop := untilSignal(ctx)
+	defer stop()
+	var writes, reads, firsts []float64
+	for round := range planRounds {
+		showing.say(fmt.Sprintf("measuring the disk, round %d of %d", round+1, planRounds))
+		rates, err := o.measure(ctx, dirs, min(max(bytes, planLeast), planMost))
+		if err != nil {
+			return write, read, fresh, planMeasureFailed(ctx, err)
+		}
+		writes, reads, firsts = append(writes, rates.WriteBytesPerS), append(reads, rates.ReadBytesPerS), append(firsts, rates.FreshBytesPerS)
+	}
+	return sizing.Of(writes...), sizing.Of(reads...), sizing.Of(firsts...), nil
+}
+
 // measure is one round: all directories at the same time, with as many threads as the ranks would have.
-func (o planOptions) measure(ctx context.Context, bytes uint64) (total diskspeed.Rates, err error) {
-	rates, errs := make([]diskspeed.Rates, len(o.dirs)), make([]error, len(o.dirs))
+func (o planOptions) measure(ctx context.Context, dirs []string, bytes uint64) (total diskspeed.Rates, err error) {
+	rates, errs := make([]diskspeed.Rates, len(dirs)), make([]error, len(dirs))
 	var all sync.WaitGroup
-	for i, dir := range o.dirs {
+	for i, dir := range dirs {
 		all.Go(func() {
 			rates[i], errs[i] = diskspeed.Measure(ctx, dir, diskspeed.Options{Bytes: int64(bytes), Workers: int(min(8*o.perNode, 32)), Time: planTime})
 		})
@@ -510,7 +545,7 @@ func planMeasureFailed(ctx context.Context, err error) error {
 		say(ended.Error())
 		return statusError(128 + int(ended))
 	}
-	return launch.Usagef("measuring --disk-dir: %w; or give the rates (--disk-write, --disk-read)", err)
+	return launch.Usagef("measuring the disk: %w; or give the rates (--disk-write, --disk-read)", err)
 }
 
 // quotaSlack is what a suggested quota has beside what was added up: the allocator's caches come and go.
@@ -520,7 +555,10 @@ const quotaSlack = 1.1
 func (o planOptions) command(t sizing.Target) (args []string, quota uint64) {
 	args = []string{"ebb", "run", "--nproc-per-node", fmt.Sprint(o.perNode), "--offload-train", "--offload-train-target", t.Name}
 	if t.Name == launch.TargetCPU {
-		return append(args, "--", "python", "train.py"), 0
+		if o.streaming.toDisk && len(o.dirs) > 0 {
+			args = append(args, "--offload-train-disk-dir", strings.Join(o.dirs, ","))
+		}
+		return append(append(args, o.streaming.args()...), "--", "python", "train.py"), 0
 	}
 	if t.HostMB > 0 {
 		args = append(args, "--offload-train-host-mb", fmt.Sprint(t.HostMB))
@@ -538,7 +576,7 @@ func (o planOptions) command(t sizing.Target) (args []string, quota uint64) {
 		quota = uint64(math.Ceil(float64(t.DiskBytes) / float64(dirs) * quotaSlack / 1e9))
 		args = append(args, "--offload-train-disk-quota-gb", fmt.Sprint(quota))
 	}
-	return append(args, "--", "python", "train.py"), quota
+	return append(append(args, o.streaming.args()...), "--", "python", "train.py"), quota
 }
 
 // wear is that of each target that fits and writes, where it was asked for.
@@ -573,7 +611,7 @@ func (r *planResult) note(m sizing.Model, o planOptions) {
 	r.Notes = append(r.Notes, m.Notes...)
 	switch r.Largest.StepFits {
 	case sizing.FitStream:
-		add("The state of a rank is larger than its GPU. It takes a step with the optimizer's state (%s of it) streamed from disk: with an optimizer of ebb.optim and ebb run --optimizer-state-nvme-dir DIR. "+
+		add("The state of a rank is larger than its GPU. It takes a step with the optimizer's state (%s of it) streamed from disk: with an optimizer of ebb.optim and ebb run --optimizer-state-nvme-dir DIR, which ebb plan takes too. "+
 			"The fullest node then needs %s of disk for it, and each step reads and writes that much, which wears the drives. On the GPU are the buckets in flight only: bucket_elements says how large they are. "+
 			"Otherwise use more ranks, or share more (--shard).",
 			sizing.Both(r.Largest.Optimizer()), sizing.Both(r.Node.Groups.Sum(sizing.Kinds.Optimizer)))
@@ -591,6 +629,13 @@ func (r *planResult) note(m sizing.Model, o planOptions) {
 	}
 	if r.Nodes > 1 && len(r.Command) > 0 {
 		add("The command is that of one node. Where torchrun, Slurm or Ray starts the ranks, each is started with ebb exec and the same flags.")
+	}
+	if s := r.Streaming; s != nil {
+		if !s.Fits {
+			add("Streamed state does not fit its %s.", s.Why)
+		}
+		add("The GPU memory of streaming is that of %d buckets of %s elements, the defaults of ebb.optim (buckets_in_flight, bucket_elements). A step reads and writes all of the state once, "+
+			"which wears the drives too; pauses have nothing to do with it.", sizing.StreamedBuckets, sizing.Count(sizing.BucketElements))
 	}
 	if !r.Rates.Write.Known() {
 		add("The disk's rates are not known: give --disk-dir to measure them here, or --disk-write and --disk-read.")

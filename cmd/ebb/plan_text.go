@@ -18,6 +18,7 @@ func (r planResult) print(w io.Writer, o planOptions) {
 	r.printModel(w)
 	r.printRank(w)
 	r.printNode(w)
+	r.printStreaming(w)
 	r.printTargets(w)
 	printWear(w, r.Wear, o)
 	if len(r.Command) > 0 {
@@ -89,15 +90,23 @@ func (r planResult) printRank(w io.Writer) {
 		}
 	}
 	fmt.Fprintf(w, "  %-44s%s\n", "together", column(l.Total))
+	if l.Streamed > 0 {
+		kinds := "moments " + r.State.Moments
+		if r.State.Master != sizing.None.Name {
+			kinds = "masters, " + kinds
+		}
+		fmt.Fprintf(w, "  %-44s%s\n", "streamed from disk: "+kinds, column(l.Streamed))
+		fmt.Fprintf(w, "  %-44s%s\n", "GPU memory that it passes through", column(l.Slots))
+	}
 	if l.Moved != l.Total {
 		fmt.Fprintf(w, "  %-44s%s\n", "of which a pause moves", column(l.Moved))
 	}
 	room := l.GPU - min(l.GPU, launch.DefaultMargin)
 	switch l.StepFits {
 	case sizing.FitYes:
-		fmt.Fprintf(w, "  %-44s%s\n", "left of the GPU for activations and caches", column(room-l.Total))
+		fmt.Fprintf(w, "  %-44s%s\n", "left of the GPU for activations and caches", column(room-l.InStep()))
 	case sizing.FitStream, sizing.FitNo:
-		fmt.Fprintf(w, "  %-44s%s\n", "MORE than the GPU has", column(l.Total-room))
+		fmt.Fprintf(w, "  %-44s%s\n", "MORE than the GPU has", column(l.InStep()-room))
 	}
 }
 
@@ -130,6 +139,23 @@ func (r planResult) printNode(w io.Writer) {
 		rates += " (" + r.Rates.From + ")"
 	}
 	fmt.Fprint(w, wrapped("  ", "    ", rates))
+}
+
+func (r planResult) printStreaming(w io.Writer) {
+	s := r.Streaming
+	if s == nil {
+		return
+	}
+	fmt.Fprintf(w, "  %-44s%s\n", "optimizer state on disk, moved by each step", column(s.DiskBytes))
+	where := "the disk directory"
+	if len(s.Dirs) > 0 {
+		where = strings.Join(s.Dirs, ", ")
+	}
+	text := "in " + where
+	if s.Step.Known() {
+		text += fmt.Sprintf("; its reads and writes take %.3g s a step, if the disk does both at once, to %.3g s, one after the other (rates: %s)", s.Step.Low, s.Step.High, s.From)
+	}
+	fmt.Fprint(w, wrapped("    ", "    ", text))
 }
 
 func (r planResult) printTargets(w io.Writer) {

@@ -11,6 +11,7 @@ type Node struct {
 
 	DiskFree  uint64 // bytes
 	DiskKnown bool
+	DiskTaken uint64 // of them, by streamed state
 
 	Link  Range // of each GPU
 	Write Range // of the disks, for all ranks together, over blocks that were written before
@@ -94,8 +95,10 @@ func (n Node) StepFits(k Kinds) Fit {
 	switch room := n.GPU - min(n.Margin, n.GPU); {
 	case n.GPU == 0:
 		return FitUnknown
-	case k.Total() <= room:
+	case k.InStep() <= room:
 		return FitYes
+	case k.Streamed > 0:
+		return FitNo
 	case k.Total()-k.Optimizer() <= room:
 		return FitStream
 	default:

@@ -81,6 +81,7 @@ type State struct {
 	Master    Dtype
 	Moment    Dtype
 	Shard     Shard
+	Stream    bool // master weights and moments lie on disk, and pass through the GPU in each step
 }
 
 // Moments is how many the optimizer keeps.
@@ -100,9 +101,12 @@ type Kinds struct {
 	Master    uint64 `json:"master"`
 	Moments   uint64 `json:"moments"`
 	Other     uint64 `json:"other"` // whatever else is managed: caches, dead blocks, activations that stay
+
+	Streamed uint64 `json:"streamed"` // of the optimizer, on disk; master and moments are 0 then
+	Slots    uint64 `json:"slots"`    // GPU memory that it passes through, which a pause frees and does not save
 }
 
-// Total is all of them.
+// Total is all of them that a pause has to do with.
 func (k Kinds) Total() uint64 { return add(k.Weights, k.Gradients, k.Master, k.Moments, k.Other) }
 
 // Optimizer is what a streamed optimizer would keep off the GPU.
@@ -128,6 +132,9 @@ func Stages(m Model, p Parallel, s State, other uint64) ([]Kinds, error) {
 			all[i].Gradients = mul(numbers(ShardGradients), s.Gradients.Bytes)
 			all[i].Master = mul(numbers(ShardOptimizer), s.Master.Bytes)
 			all[i].Moments = mul(numbers(ShardOptimizer), s.Moments(), s.Moment.Bytes)
+			if s.Stream {
+				all[i].stream(s, numbers(ShardOptimizer))
+			}
 		}
 	}
 	return all, nil

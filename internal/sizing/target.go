@@ -120,8 +120,11 @@ func (n Node) hostFits(t *Target) {
 
 // diskFits does not refuse a disk of which nothing is known.
 func (n Node) diskFits(t *Target) {
-	if t.Fits && n.DiskKnown && t.DiskBytes > n.DiskFree {
+	if t.Fits && n.DiskKnown && add(t.DiskBytes, n.DiskTaken) > n.DiskFree {
 		t.Fits, t.Why = false, fmt.Sprintf("disk: %s needed, %s free", Both(t.DiskBytes), Both(n.DiskFree))
+		if n.DiskTaken > 0 {
+			t.Why += fmt.Sprintf(", of which streamed state takes %s", Both(n.DiskTaken))
+		}
 	}
 }
 

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/ebb-offload/ebb/internal/launch"
+	"github.com/ebb-offload/ebb/internal/sizing"
+)
+
+// streamingPlan is a plan of 1e9 parameters on one rank with the disk's figures given.
+func streamingPlan(s planStreaming) planOptions {
+	o := newPlanOptions()
+	o.params, o.hostMemory, o.diskSpace = 1e9, 64<<30, 100e9
+	o.write, o.read = sizing.Range{Low: 2e9, Typical: 2e9, High: 2e9}, sizing.Range{Low: 3e9, Typical: 3e9, High: 3e9}
+	o.target, o.streaming = launch.TargetDisk, s
+	return o
+}
+
+func TestAPlanWithStreamedState(t *testing.T) {
+	o := streamingPlan(planStreaming{toDisk: true, moment: launch.MomentBF16})
+	r, err := o.plan(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := strings.Join(r.Command, " ")
+	if !strings.Contains(command, "--stream-optimizer-state-to-disk --stream-optimizer-state-moment-dtype bf16 -- python") || !strings.Contains(command, "--offload-train-disk-dir") {
+		t.Errorf("%s", command)
+	}
+	if s := r.Streaming; s == nil || !s.Fits || s.DiskBytes != 8e9 || s.DiskFree != 100e9 || s.Step.Low != 4 || s.From != "given" {
+		t.Errorf("%+v", s)
+	}
+	if r.Largest.Total != 6e9 || r.Largest.Streamed != 8e9 {
+		t.Errorf("%+v", r.Largest)
+	}
+
+	o.diskSpace = 7e9 // 6e9 would fit alone
+	if r, err = o.plan(context.Background()); err != nil || r.Chosen != "" || r.Streaming.Fits {
+		t.Errorf("%v, chosen %q, %+v", err, r.Chosen, r.Streaming)
+	}
+}
+
+// A directory of its own has room and rates of its own, which are measured.
+func TestAPlanWithADirectoryForStreamedState(t *testing.T) {
+	dir := t.TempDir()
+	r, err := streamingPlan(planStreaming{dirs: []string{dir}}).plan(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := r.Streaming; len(s.Dirs) != 1 || s.Dirs[0] != dir || !s.DiskKnown || !s.Step.Known() || s.From != "measured in "+dir {
+		t.Errorf("%+v", s)
+	}
+	if command := strings.Join(r.Command, " "); !strings.Contains(command, "--optimizer-state-nvme-dir "+dir+" -- python") {
+		t.Errorf("%s", command)
+	}
+}
+
+func TestFlagsOfStreamingThatDoNotGoTogether(t *testing.T) {
+	for said, change := range map[string]func(*planOptions){
+		"--optimizer-state-nvme-dir": func(o *planOptions) { o.streaming = planStreaming{moment: launch.MomentBF16} },
+		"--moments-dtype":            func(o *planOptions) { o.state.Moment = sizing.BF16 },
+		"no moments to stream":       func(o *planOptions) { o.state.Optimizer = "sgd" },
+		"a directory that is there":  func(o *planOptions) { o.streaming.dirs = []string{"/missing/dir"} },
+	} {
+		o := streamingPlan(planStreaming{toDisk: true})
+		change(&o)
+		_, err := o.plan(context.Background())
+		var usage *launch.Error
+		if !errors.As(err, &usage) || usage.Status != launch.StatusUsage || !strings.Contains(err.Error(), said) {
+			t.Errorf("%s: %v", said, err)
+		}
+	}
+}
