@@ -218,11 +218,19 @@ func race(t *testing.T, base string, rank func(i int) string) {
 	stop, watched := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(watched)
-		for {
-			if n := filesIn(base); n > takerQuota {
+		for before := sizesIn(base); ; {
+			// What was there in two looks lay there between them; one look takes a while, in which files come and go.
+			now, n := sizesIn(base), int64(0)
+			for path, size := range before {
+				if _, still := now[path]; still {
+					n += size
+				}
+			}
+			if n > takerQuota {
 				t.Errorf("%d bytes of files, the quota is %d", n, takerQuota)
 				return
 			}
+			before = now
 			select {
 			case <-stop:
 				return
@@ -252,15 +260,24 @@ func race(t *testing.T, base string, rank func(i int) string) {
 
 // filesIn sums up the sizes of data files.
 func filesIn(base string) (total int64) {
-	_ = filepath.WalkDir(base, func(_ string, entry os.DirEntry, err error) error {
+	for _, size := range sizesIn(base) {
+		total += size
+	}
+	return total
+}
+
+// sizesIn are the sizes of data files, by path. Each of their names is used once.
+func sizesIn(base string) map[string]int64 {
+	sizes := map[string]int64{}
+	_ = filepath.WalkDir(base, func(path string, entry os.DirEntry, err error) error {
 		if err == nil && rankdir.IsDataFile(entry.Name()) {
 			if info, err := entry.Info(); err == nil {
-				total += info.Size()
+				sizes[path] = info.Size()
 			}
 		}
 		return nil
 	})
-	return total
+	return sizes
 }
 
 // What a rank has written is told after its process has ended, with that of the process before it,
