@@ -117,9 +117,9 @@ func (o *operationFlags) tellJob(ctx context.Context, r jobResult) error {
 	case r.GoBack == "":
 		say("no rank was paused: those that still run go on as before")
 	case o.cmd == control.CmdPause:
-		say(fmt.Sprintf("%d of %s paused; to bring them back: %s", n, launch.Count(len(r.Ranks), "rank"), r.GoBack))
+		say(fmt.Sprintf("%s; to bring them back: %s", r.share("paused", n, lost), r.GoBack))
 	default:
-		say(fmt.Sprintf("%d of %s resumed; what is not stays paused, with all its bytes. Once that is mended, again: %s", n, launch.Count(len(r.Ranks), "rank"), r.GoBack))
+		say(fmt.Sprintf("%s; what is not stays paused, with all its bytes. Once that is mended, again: %s", r.share("resumed", n, lost), r.GoBack))
 	}
 	var signal signalError
 	switch {
@@ -129,6 +129,15 @@ func (o *operationFlags) tellJob(ctx context.Context, r jobResult) error {
 		return statusError(statusFailed)
 	}
 	return statusError(statusLate)
+}
+
+// share says how many ranks are done: "5 of 6 ranks paused", or "4 ranks paused on 2 of 3 nodes", where others may have
+// had ranks that are not known.
+func (r jobResult) share(done string, n, lost int) string {
+	if lost == 0 {
+		return fmt.Sprintf("%d of %s %s", n, launch.Count(len(r.Ranks), "rank"), done)
+	}
+	return fmt.Sprintf("%s %s on %d of %s", launch.Count(n, "rank"), done, len(r.Nodes)-lost, launch.Count(len(r.Nodes), "node"))
 }
 
 // complaints are lines for the nodes that are lost and what others remark.
