@@ -165,6 +165,7 @@ type Event struct {
 	Kind      string          `json:"event"`
 	Operation string          `json:"operation,omitempty"` // pause, resume
 	By        string          `json:"by,omitempty"`        // program, control
+	ID        string          `json:"id,omitempty"`        // of the request that the operation was asked for with
 	Tags      []string        `json:"tags,omitempty"`      // none: everything
 	Phase     string          `json:"phase,omitempty"`     // as in last_pause.phases
 	Bytes     uint64          `json:"bytes,omitempty"`

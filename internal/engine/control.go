@@ -36,6 +36,7 @@ type remote struct {
 
 // ask is a pause asked for on the control socket.
 type ask struct {
+	id        string          // of the request; may be empty
 	gone      <-chan struct{} // closed when nobody waits for it
 	withdrawn bool            // therefore nothing was begun; guarded by remote.mu
 }
@@ -136,7 +137,7 @@ func (e *Engine) move(a *server.Ask, call func([]string, float64, uint64) (contr
 	if a.Timeout != nil {
 		timeout = *a.Timeout
 	}
-	number, asked := e.remote.add(a.Gone)
+	number, asked := e.remote.add(a.ID, a.Gone)
 	begin := time.Now()
 	done, fault := call(a.Tags, timeout, number)
 	if a.Cmd == control.CmdPause {
@@ -154,11 +155,11 @@ func (e *Engine) move(a *server.Ask, call func([]string, float64, uint64) (contr
 }
 
 // add enters a pause or resume that is asked for.
-func (r *remote) add(gone <-chan struct{}) (number uint64, a *ask) {
+func (r *remote) add(id string, gone <-chan struct{}) (number uint64, a *ask) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.last++
-	a = &ask{gone: gone}
+	a = &ask{id: id, gone: gone}
 	r.asks[r.last] = a
 	return r.last, a
 }
@@ -179,6 +180,16 @@ func (r *remote) gone(number uint64) <-chan struct{} {
 		return a.gone
 	}
 	return nil
+}
+
+// id is that of what was asked for; empty of a program's own call.
+func (r *remote) id(number uint64) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if a := r.asks[number]; a != nil {
+		return a.id
+	}
+	return ""
 }
 
 // withdraw marks a pause that has not begun as withdrawn, if nobody waits for it.

@@ -206,7 +206,7 @@ func TestAPauseFromOutsideWaitsForASafePoint(t *testing.T) {
 	if !slices.Equal(kinds, []string{control.EventAsked, control.EventBegin}) {
 		t.Errorf("events %q", kinds)
 	}
-	if begin.By != "control" || begin.Operation != "pause" || begin.Total != 1<<20 || begin.Rank != "2" || begin.Host == "" {
+	if begin.By != "control" || begin.ID != "p" || begin.Operation != "pause" || begin.Total != 1<<20 || begin.Rank != "2" || begin.Host == "" {
 		t.Errorf("%+v", begin)
 	}
 	kinds, end := until(list, control.EventEnd)
@@ -225,11 +225,11 @@ func TestAPauseFromOutsideWaitsForASafePoint(t *testing.T) {
 	}
 	check(t, <-safe)
 	r.holds(a)
-	if _, end := until(list, control.EventEnd); end.Operation != "resume" || end.By != "control" || end.Seq == 0 {
+	if _, end := until(list, control.EventEnd); end.Operation != "resume" || end.By != "control" || end.ID != "r" || end.Seq == 0 {
 		t.Errorf("%+v", end)
 	}
 	r.pause()
-	if _, begin := until(list, control.EventBegin); begin.By != "program" {
+	if _, begin := until(list, control.EventBegin); begin.By != "program" || begin.ID != "" {
 		t.Errorf("%+v", begin)
 	}
 	r.resume()
@@ -521,6 +521,43 @@ func TestAnEventLogThatCannotBeWrittenIsNeverInTheWay(t *testing.T) {
 	}
 	if text, err := os.ReadFile(target); err != nil || len(text) > 0 {
 		t.Errorf("a link was followed: %q, %v", text, err)
+	}
+}
+
+// A line that a full disk tore, here the limit of the size of files, costs only itself.
+func TestAfterATornLineTheEventLogGoesOnInALineOfItsOwn(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	var before unix.Rlimit
+	check(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &before))
+	limit := func(most uint64) {
+		check(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: most, Max: before.Max}))
+	}
+	t.Cleanup(func() { limit(before.Cur) })
+	check(t, os.WriteFile(path, []byte(`{"v":1,"ti`), 0o600)) // of a process that was killed
+	l := &eventLog{path: path, unsure: true}
+	check(t, l.append(control.Event{Seq: 1, Kind: control.EventStart}))
+	info, err := os.Stat(path)
+	check(t, err)
+	limit(uint64(info.Size()) + 20)
+	err = l.append(control.Event{Seq: 2, Kind: control.EventAsked})
+	limit(before.Cur)
+	if err == nil {
+		t.Error("a line that was cut short is no error")
+	}
+	check(t, l.append(control.Event{Seq: 3, Kind: control.EventExit}))
+	check(t, l.append(control.Event{Seq: 4, Kind: control.EventExit}))
+	text, err := os.ReadFile(path)
+	check(t, err)
+	var got []uint64
+	for line := range strings.Lines(string(text)) {
+		var e control.Event
+		if json.Unmarshal([]byte(line), &e) != nil {
+			e.Seq = 0
+		}
+		got = append(got, e.Seq)
+	}
+	if !slices.Equal(got, []uint64{0, 1, 0, 3, 4}) {
+		t.Errorf("events %v, 0 for a torn line: %s", got, text)
 	}
 }
 

@@ -26,6 +26,7 @@ type eventLog struct {
 	path string
 	say  func(string) // once for each text
 
+	unsure  bool // whether the last line has an end; of the goroutine that writes
 	queue   chan entry
 	slow    atomic.Bool // what was waited for in vain is not written yet
 	dropped uint64      // guarded by events.mu, like every call of add
@@ -38,7 +39,7 @@ type entry struct {
 }
 
 func newEventLog(path string, say func(string)) *eventLog {
-	l := &eventLog{path: path, say: say, queue: make(chan entry, eventBacklog)}
+	l := &eventLog{path: path, say: say, unsure: true, queue: make(chan entry, eventBacklog)}
 	go l.serve()
 	return l
 }
@@ -109,7 +110,12 @@ func (l *eventLog) append(ev control.Event) (err error) {
 	if err != nil {
 		return err
 	}
-	return appendLine(l.path, line)
+	if l.unsure && control.Torn(l.path) {
+		line = append([]byte{'\n'}, line...)
+	}
+	err = appendLine(l.path, line)
+	l.unsure = err != nil
+	return err
 }
 
 func appendLine(path string, line []byte) error {

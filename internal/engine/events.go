@@ -89,7 +89,7 @@ type teller struct {
 }
 
 func (e *Engine) newTeller(name string, tags []string, s Settings) *teller {
-	return &teller{e: e, event: control.Event{Operation: name, Tags: tags, By: s.by()}}
+	return &teller{e: e, event: control.Event{Operation: name, Tags: tags, By: s.by(), ID: e.remote.id(s.Ask)}}
 }
 
 func (o *teller) tell(kind string, set func(*control.Event)) {

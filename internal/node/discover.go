@@ -20,7 +20,8 @@ import (
 )
 
 // Discover finds the ranks in the places and asks all at once who they are. Each has Patience to say so. An error
-// says which places could not be looked at; the ranks of the others are returned all the same.
+// says which places could not be looked at, or that the context ended early; what was found is returned all the same,
+// and those who have not answered by then are among the silent.
 func Discover(ctx context.Context, places Places) (ranks []Rank, silent []Silent, err error) {
 	paths, err := places.sockets()
 	type answer struct {
@@ -40,9 +41,6 @@ func Discover(ctx context.Context, places Places) (ranks []Rank, silent []Silent
 		})
 	}
 	all.Wait()
-	if e := ctx.Err(); e != nil {
-		return nil, nil, e
-	}
 	for _, a := range answers {
 		if a.silent != nil {
 			silent = append(silent, *a.silent)
@@ -52,7 +50,7 @@ func Discover(ctx context.Context, places Places) (ranks []Rank, silent []Silent
 	}
 	slices.SortStableFunc(ranks, func(a, b Rank) int { return compare(a.Who, b.Who) })
 	slices.SortStableFunc(silent, func(a, b Silent) int { return compare(a.Who, b.Who) })
-	return ranks, silent, err
+	return ranks, silent, errors.Join(err, ctx.Err())
 }
 
 // greet asks one rank who it is.
@@ -124,6 +122,8 @@ func reason(err error, pid int) string {
 		return refusal.Message
 	case errors.Is(err, context.DeadlineExceeded):
 		return "no answer in time: " + condition(pid)
+	case errors.Is(err, context.Canceled):
+		return "no answer yet when the look at the ranks was ended"
 	case refused(err):
 		return "nobody listens: the process is about to end, or has closed its control socket"
 	case errors.Is(err, client.ErrEnded):

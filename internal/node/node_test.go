@@ -281,13 +281,34 @@ func TestARankIsFoundByItsProcess(t *testing.T) {
 	}
 }
 
-func TestDiscoverEndsWithItsContext(t *testing.T) {
+// What was found by the time at which whoever asks goes away is told, and who had not answered by then.
+func TestDiscoverTellsWhatItFoundWhenItsContextEnds(t *testing.T) {
 	dir := sockets(t)
-	mute(t, socketPath(t, dir, true))
+	answers, hangs := socketPath(t, dir, false), socketPath(t, dir, true)
+	mute(t, hangs)
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, _, err := Discover(ctx, Places{RuntimeDirs: []string{dir}}); !errors.Is(err, context.Canceled) {
-		t.Error(err)
+	defer cancel()
+	l, err := net.Listen("unix", answers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, `{"v":1,"ebb":"3.2.1","rank":"5","pid":%d}`+"\n", os.Getpid())
+		_, _ = conn.Read(make([]byte, 1)) // until the greeting is over
+		cancel()
+	}()
+	ranks, silent, err := Discover(ctx, Places{RuntimeDirs: []string{dir}})
+	if !errors.Is(err, context.Canceled) || len(ranks) != 1 || ranks[0].Rank != "5" {
+		t.Errorf("found %+v, %v", ranks, err)
+	}
+	if len(silent) != 1 || silent[0].Socket != hangs || silent[0].Dead || silent[0].Why == "" {
+		t.Errorf("silent %+v", silent)
 	}
 }
 

@@ -292,12 +292,12 @@ func (op Operation) request() control.Request {
 	return r
 }
 
-// hasBegun reports whether an event shows that the operation has begun. (That of another caller at the same
-// time cannot be told from it.)
+// hasBegun reports whether an event shows that the operation has begun. (Of a library that tells no ids, that of
+// another caller at the same time cannot be told from it.)
 func (op Operation) hasBegun(e control.Event) bool {
 	switch e.Kind {
 	case control.EventBegin, control.EventPhase, control.EventProgress, control.EventEnd:
-		return e.Operation == op.Cmd && e.By != "program"
+		return e.Operation == op.Cmd && e.By != "program" && (e.ID == "" || e.ID == op.ID)
 	}
 	return false
 }

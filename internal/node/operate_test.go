@@ -192,6 +192,31 @@ func TestACallerWhoGivesUpWithdrawsWhatHasNotBegunAndWaitsForWhatHas(t *testing.
 	}
 }
 
+// Several may ask a rank for pauses at the same time; its events say whose has begun.
+func TestAnotherCallersOperationIsNotTakenForOnesOwn(t *testing.T) {
+	op := Operation{Cmd: control.CmdPause, ID: "mine"}
+	for want, events := range map[bool][]control.Event{
+		true: {
+			{Kind: control.EventBegin, Operation: "pause", By: "control", ID: "mine"},
+			{Kind: control.EventProgress, Operation: "pause", By: "control", ID: "mine"},
+			{Kind: control.EventBegin, Operation: "pause", By: "control"}, // of an older library, which tells no ids
+		},
+		false: {
+			{Kind: control.EventBegin, Operation: "pause", By: "control", ID: "another's"},
+			{Kind: control.EventPhase, Operation: "pause", By: "control", ID: "another's"},
+			{Kind: control.EventBegin, Operation: "pause", By: "program"},
+			{Kind: control.EventBegin, Operation: "resume", By: "control", ID: "mine"},
+			{Kind: control.EventAsked, Operation: "pause", By: "control", ID: "mine"},
+		},
+	} {
+		for _, e := range events {
+			if got := op.hasBegun(e); got != want {
+				t.Errorf("%+v: begun %v", e, got)
+			}
+		}
+	}
+}
+
 // A pause may begin at the moment at which it is withdrawn: then it is told as what it is.
 func TestAPauseThatBeganAtTheMomentOfItsWithdrawalIsTold(t *testing.T) {
 	dir := sockets(t)

@@ -145,7 +145,7 @@ func BenchmarkALongJob(b *testing.B) {
 				}
 				most = max(most, peak(b))
 			}
-			b.ReportMetric((processorTime(b) - used).Seconds()/float64(b.N), "processor-s/op")
+			b.ReportMetric((processorTime(b)-used).Seconds()/float64(b.N), "processor-s/op")
 			b.ReportMetric(float64(most)/1e6, "MB-resident")
 			b.ReportMetric(float64(size)/1e6, "MB-log")
 		})

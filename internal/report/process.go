@@ -24,10 +24,10 @@ type process struct {
 	begin, end int64
 	exited     bool // it said so
 	operations []operation
-	withdrawn  int     // pauses asked for from outside that came to nothing
-	numbers    uint64  // of events, from the first one's to the last one's
-	seen       uint64  // events that are there, those of progress left out
-	back       int64   // the longest step back of its clock, in nanoseconds
+	withdrawn  int    // pauses asked for from outside that came to nothing
+	numbers    uint64 // of events, from the first one's to the last one's
+	seen       uint64 // events that are there, those of progress left out
+	back       int64  // the longest step back of its clock, in nanoseconds
 	lastPhase  string
 }
 

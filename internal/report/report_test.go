@@ -565,7 +565,7 @@ func FuzzLines(f *testing.F) {
 // An end of a disk tears a line: what stands behind it in the same line, and all others, are read all the same.
 func TestALineThatWasTornCostsOnlyItself(t *testing.T) {
 	w := process0("job", "actor", 0, 7, "h", begin).start().operation("pause", movedBytes(5, 1)).operation("resume", movedBytes(5, 1)).exit()
-	torn := slices.Index(w.lines, w.lines[2]) // of progress
+	torn := slices.Index(w.lines, w.lines[2])    // of progress
 	for _, between := range []string{"", "\n"} { // as older versions of ebb went on, and as this one does
 		text := strings.Join(w.lines[:torn], "\n") + "\n" + w.lines[torn][:40] + between + strings.Join(w.lines[torn+1:], "\n") + "\n"
 		r := make0(t, Options{}, write(t, []string{text}))

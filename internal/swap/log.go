@@ -38,6 +38,8 @@ type Log struct {
 	op   string
 	seq  uint64
 	warn func(string)
+
+	unsure bool // whether the last line has an end
 }
 
 // OpenLog opens <dir>/<job>__swap.jsonl; job may be empty. Each hand-over is a process, so the file is added to.
@@ -59,7 +61,7 @@ func OpenLog(dir, job string, warn func(string)) (*Log, error) {
 	if err != nil {
 		host = ""
 	}
-	return &Log{file: os.NewFile(uintptr(fd), path), job: job, host: host, warn: warn}, nil
+	return &Log{file: os.NewFile(uintptr(fd), path), job: job, host: host, warn: warn, unsure: true}, nil
 }
 
 // Close closes the file.
@@ -131,9 +133,13 @@ func (l *Log) write(e control.Event) {
 	if e.PID == 0 {
 		e.Job, e.PID = l.job, os.Getpid()
 	}
-	line, err := json.Marshal(e)
+	line, err := control.Encode(e)
 	if err == nil {
-		_, err = l.file.Write(append(line, '\n'))
+		if l.unsure && control.Torn(l.file.Name()) {
+			line = append([]byte{'\n'}, line...)
+		}
+		_, err = l.file.Write(line)
+		l.unsure = err != nil
 	}
 	if err != nil && l.warn != nil {
 		l.warn(fmt.Sprintf("the event log %s cannot be written: %v", l.file.Name(), err))

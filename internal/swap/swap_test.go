@@ -169,6 +169,76 @@ func TestAnEventLogIsAddedToAndNeverFollowed(t *testing.T) {
 	}
 }
 
+// A line that a full disk tore, here the limit of the size of files, costs only itself.
+func TestAfterATornLineTheLogGoesOnInALineOfItsOwn(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "job__swap.jsonl")
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &before); err != nil {
+		t.Fatal(err)
+	}
+	limit := func(most uint64) {
+		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: most, Max: before.Max}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { limit(before.Cur) })
+	said := 0
+	log, err := OpenLog(dir, "job", func(string) { said++ })
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.begin(Options{To: ToTrain})
+	limit(uint64(len(readAll(t, path))) + 20)
+	log.step(Step{Step: StepMemory, What: "torn"})
+	limit(before.Cur)
+	log.end(Report{})
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	wantKinds := func(want string) {
+		t.Helper()
+		var got []string
+		for line := range strings.Lines(readAll(t, path)) {
+			var e control.Event
+			if json.Unmarshal([]byte(line), &e) != nil {
+				e.Kind = "torn"
+			}
+			got = append(got, e.Kind)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%q, want %s", got, want)
+		}
+	}
+	wantKinds("begin torn end")
+	if said != 1 {
+		t.Errorf("it is said %d times", said)
+	}
+
+	// Also where it was another process that did not come to the end of its line.
+	if err := os.WriteFile(path, []byte(`{"v":1,`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if log, err = OpenLog(dir, "job", nil); err != nil {
+		t.Fatal(err)
+	}
+	log.begin(Options{To: ToTrain})
+	log.end(Report{})
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	wantKinds("torn begin end")
+}
+
+func readAll(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
 func TestALogThatCannotBeWrittenIsSaidOnceAndInNobodysWay(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {

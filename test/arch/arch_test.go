@@ -108,7 +108,7 @@ func TestPurePackagesKnowNoMechanism(t *testing.T) {
 		"internal/rankdir":     {"internal/discard", "internal/fd"},
 		"internal/device":      {"internal/fingerprint", "internal/mem"},
 
-		"internal/control":        {"internal/rankdir"},
+		"internal/control":        {"internal/fd", "internal/rankdir"},
 		"internal/control/server": {"internal/control", "internal/fd"},
 	}
 	found := map[string]bool{}
