@@ -1,0 +1,289 @@
+package fanout
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// controllerTask says whom the controller asks for what.
+type controllerTask struct {
+	Verb     string // pause, resume
+	Key      string // begins the keys of all requests
+	Nodes    []address
+	Timeout  time.Duration
+	AtOnce   int
+	Patience time.Duration
+}
+
+// Told is what the controller found out.
+type Told struct {
+	Nodes    []NodeTold
+	Began    time.Time
+	Seconds  float64 // until it knew of every node
+	DoneBy   float64 // seconds until it knew of the last node that is done
+	Requests int
+	Repeats  int // of them, with a key that was used before
+	Statuses map[int]int
+	Sent     int64 // bytes
+	Received int64
+	Open     int // connections at once, at most
+	Used     Used
+}
+
+// NodeTold is what it found out about one node.
+type NodeTold struct {
+	Node    int
+	Outcome string
+	Ranks   struct{ Total, Done int }
+	Named   []string // ranks that are late or failed
+	Keys    int      // attempts
+	Asked   int      // requests
+	Largest int      // reply, in bytes
+	Why     string   // of a lost one
+}
+
+// control is the controller's process.
+func control(in io.Reader, out *os.File) error {
+	c := controller{}
+	if err := json.NewDecoder(in).Decode(&c.task); err != nil {
+		return err
+	}
+	used, stop := watchUsed()
+	told := c.run()
+	stop()
+	told.Used = *used
+	return say(out, told)
+}
+
+// controller asks nodes. It keeps a bounded number of requests under way, and none for long: every node is asked within
+// moments, and one that takes its time is asked again later, with the same key.
+type controller struct {
+	task   controllerTask
+	client *http.Client
+
+	sent, received atomic.Int64
+	open           atomic.Int32
+
+	mu       sync.Mutex
+	mostOpen int
+	requests int
+	repeats  int
+	statuses map[int]int
+}
+
+// asking is the state of one node.
+type asking struct {
+	address
+	told  NodeTold
+	began time.Time // of the attempt
+	asked int       // requests of the attempt
+	late  []string  // of the attempt before
+}
+
+func (c *controller) run() Told {
+	c.statuses = map[int]int{}
+	dialer := &net.Dialer{}
+	c.client = &http.Client{Transport: &http.Transport{
+		MaxConnsPerHost: 1, MaxIdleConns: c.task.AtOnce, IdleConnTimeout: time.Second,
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dialer.DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			c.opened(int(c.open.Add(1)))
+			return &countedConn{Conn: conn, of: c}, nil
+		},
+	}}
+	begin := time.Now()
+	queue := make(chan *asking, len(c.task.Nodes)) // each node is in it once at most
+	ended := make(chan *asking, len(c.task.Nodes))
+	var workers sync.WaitGroup
+	for range c.task.AtOnce {
+		workers.Go(func() {
+			for a := range queue {
+				if c.ask(a) {
+					ended <- a
+					continue
+				}
+				time.AfterFunc(c.task.Patience/2, func() { queue <- a })
+			}
+		})
+	}
+	for _, node := range c.task.Nodes {
+		queue <- &asking{address: node, told: NodeTold{Node: node.Node}}
+	}
+	told := Told{Began: begin}
+	for range c.task.Nodes {
+		a := <-ended
+		told.Nodes = append(told.Nodes, a.told)
+		if a.told.Outcome == Done {
+			told.DoneBy = time.Since(begin).Seconds()
+		}
+	}
+	told.Seconds = time.Since(begin).Seconds()
+	close(queue)
+	workers.Wait()
+	c.client.CloseIdleConnections()
+	slices.SortFunc(told.Nodes, func(a, b NodeTold) int { return a.Node - b.Node })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	told.Requests, told.Repeats, told.Statuses, told.Open = c.requests, c.repeats, c.statuses, c.mostOpen
+	told.Sent, told.Received = c.sent.Load(), c.received.Load()
+	return told
+}
+
+// reply is what a controller reads of an answer.
+type reply struct {
+	commandReport
+	Error *struct {
+		Code   string
+		Report *commandReport
+	}
+}
+
+type commandReport struct {
+	OK, Over bool
+	Ranks    struct{ Total, Done, Failed, Gone, Late, Withdrawn int }
+	Failed   []named
+	Late     []named
+}
+
+type named struct{ Rank string }
+
+// ask asks a node once; true: all is known that there is to know.
+func (c *controller) ask(a *asking) bool {
+	if a.asked == 0 {
+		a.began = time.Now()
+		a.told.Keys++
+	}
+	a.asked++
+	a.told.Asked++
+	status, text, err := c.post(a)
+	if err != nil {
+		// It is under way, or nobody is there: a node replies by the deadline that it was given.
+		if time.Since(a.began) < 2*c.task.Timeout {
+			return false
+		}
+		a.told.Outcome, a.told.Why = Lost, err.Error()
+		return true
+	}
+	a.told.Largest = max(a.told.Largest, len(text))
+	var r reply
+	if err := json.Unmarshal(text, &r); err != nil {
+		a.told.Outcome, a.told.Why = Failed, fmt.Sprintf("status %d, and no JSON: %v", status, err)
+		return true
+	}
+	report := &r.commandReport
+	code := ""
+	if r.Error != nil {
+		code, report = r.Error.Code, r.Error.Report
+	}
+	switch {
+	case status == http.StatusOK:
+		a.told.Outcome = Done
+		a.hear(report)
+		return true
+	case status == http.StatusServiceUnavailable || code == "under_way":
+		return false
+	case code == "late" && report != nil && !report.Over:
+		return false // what has begun goes on
+	case code == "late" && report != nil:
+		a.hear(report)
+		if a.told.Keys < 2 || !slices.Equal(a.late, a.told.Named) {
+			a.late, a.asked = a.told.Named, 0 // a new attempt: the others stay paused
+			return false
+		}
+		a.told.Outcome = Late
+		return true
+	case code == "late":
+		return false // the ranks were not found in time
+	}
+	a.told.Outcome, a.told.Why = Failed, code
+	if report != nil {
+		a.hear(report)
+	}
+	return true
+}
+
+// hear takes in what a report says of the ranks.
+func (a *asking) hear(r *commandReport) {
+	a.told.Ranks.Total, a.told.Ranks.Done, a.told.Named = r.Ranks.Total, r.Ranks.Done, nil
+	for _, n := range append(r.Failed, r.Late...) {
+		a.told.Named = append(a.told.Named, n.Rank)
+	}
+	slices.Sort(a.told.Named)
+}
+
+// post sends the request and takes the reply, if it comes within the controller's patience.
+func (c *controller) post(a *asking) (status int, text []byte, err error) {
+	c.mu.Lock()
+	c.requests++
+	if a.asked > 1 {
+		c.repeats++
+	}
+	c.mu.Unlock()
+	ctx, stop := context.WithTimeout(context.Background(), c.task.Patience)
+	defer stop()
+	body := fmt.Sprintf(`{"roles":["actor"],"timeout_s":%g}`, c.task.Timeout.Seconds())
+	if c.task.Verb == "resume" {
+		body = fmt.Sprintf(`{"timeout_s":%g}`, c.task.Timeout.Seconds())
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+a.Addr+"/v1/"+c.task.Verb, bytes.NewReader([]byte(body)))
+	if err != nil {
+		return 0, nil, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Idempotency-Key", fmt.Sprintf("%s-%d", c.task.Key, a.told.Keys))
+	answer, err := c.client.Do(r)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer func() { _ = answer.Body.Close() }()
+	if text, err = io.ReadAll(io.LimitReader(answer.Body, 1<<20)); err != nil {
+		return 0, nil, err
+	}
+	c.mu.Lock()
+	c.statuses[answer.StatusCode]++
+	c.mu.Unlock()
+	return answer.StatusCode, text, nil
+}
+
+func (c *controller) opened(now int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mostOpen = max(c.mostOpen, now)
+}
+
+// countedConn counts what goes through a connection.
+type countedConn struct {
+	net.Conn
+	of   *controller
+	once sync.Once
+}
+
+func (c *countedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.of.received.Add(int64(n))
+	return n, err
+}
+
+func (c *countedConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	c.of.sent.Add(int64(n))
+	return n, err
+}
+
+func (c *countedConn) Close() error {
+	c.once.Do(func() { c.of.open.Add(-1) })
+	return c.Conn.Close()
+}
