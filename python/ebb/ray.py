@@ -470,18 +470,20 @@ class RankReport(NamedTuple):
     """Of a pause or resume that was done."""
     error: Optional[BaseException]
     """ebb's, or Ray's. None where it was done."""
-    restarted: bool
-    """Its process is another one than the last time: the actor was restarted, with new memory."""
-    left_on: str
-    """Ray's id of the node where its former process ran, if that is another one: files may have been left there
-    (ActorGroup.reclaim)."""
+    restarts: int
+    """How often this group has found another process of the rank than before: restarted, with new memory."""
+    left_on: Tuple[str, ...]
+    """Ray's ids of other nodes, where former processes of the rank ran: files may have been left there, until
+    ActorGroup.reclaim has looked."""
 
     def __str__(self) -> str:
         text = f"rank {self.rank}: {self.outcome}, memory {self.state}"
         if self.result is not None:
             text += f", {self.result.bytes} bytes in {self.result.seconds:.2f} s"
-        if self.restarted:
-            text += f", restarted{f' (was on node {self.left_on})' if self.left_on else ''}"
+        if self.restarts:
+            text += f", restarts {self.restarts}"
+        if self.left_on:
+            text += f", files may be left on node {', '.join(self.left_on)} (group.reclaim)"
         if self.error is not None:
             text += f": {_one_line(self.error)}"
         return text
@@ -511,7 +513,7 @@ class GroupReport(NamedTuple):
 
     def __str__(self) -> str:
         head = f"{self.operation} {'done' if self.done else 'NOT done'} on {len(self.of('done'))} of {len(self.ranks)} ranks in {self.seconds:.2f} s"
-        lines = [head] + [str(rank) for rank in self.ranks if rank.outcome != "done" or rank.restarted]
+        lines = [head] + [str(rank) for rank in self.ranks if rank.outcome != "done" or rank.left_on]
         if not self.done and self.operation == "pause":
             lines.append("to bring the others back: group.bring_back(timeout=SECONDS)")
         return "\n".join(lines)
@@ -562,6 +564,8 @@ class ActorGroup:
         self._methods = tuple(methods)
         self._lock = threading.Lock()  # guards what follows; held during an operation
         self._last: Dict[int, Answer] = {}
+        self._restarts: Dict[int, int] = {}
+        self._left: Dict[int, List[str]] = {}  # rank: nodes of its former processes that reclaim has not seen to
         self._places: Dict[str, List[str]] = {}  # node: disk directories that ranks have had there
 
     def __len__(self) -> int:
@@ -626,11 +630,18 @@ class ActorGroup:
         for ref in ready:
             try:
                 said[asked[ref]] = str(ray.get(ref))
+                self._seen_to(asked[ref])
             except Exception as err:  # whatever became of the task is this node's alone
                 said[asked[ref]] = f"{_one_line(err)}; run there: ebb gc --disk-dir {','.join(places[asked[ref]])}"
         for ref in late:
             said[asked[ref]] = f"no answer in {seconds:g} s; run there: ebb gc --disk-dir {','.join(places[asked[ref]])}"
         return said
+
+    def _seen_to(self, node: str) -> None:
+        with self._lock:
+            for left in self._left.values():
+                if node in left:
+                    left.remove(node)
 
     def _all(self, operation: str, method: str, timeout: float, arguments: Dict[str, Any]) -> GroupReport:
         seconds = _deadline(timeout)
@@ -674,16 +685,19 @@ class ActorGroup:
         return self._report(rank, "done" if answer.error is None else "failed", answer, answer.error)
 
     def _report(self, rank: int, outcome: str, answer: Optional[Answer] = None, error: Optional[BaseException] = None) -> RankReport:
-        before = self._last.get(rank)
+        before, left = self._last.get(rank), self._left.setdefault(rank, [])
         if answer is None:
-            node = before.node if before is not None else ""
-            return RankReport(rank, outcome, "lost" if outcome == "dead" else "unknown", node, None, error, False, "")
+            node, state = before.node if before is not None else "", "lost" if outcome == "dead" else "unknown"
+            return RankReport(rank, outcome, state, node, None, error, self._restarts.get(rank, 0), tuple(left))
         self._last[rank] = answer
         known = self._places.setdefault(answer.node, [])
         known += [directory for directory in answer.directories if directory not in known]
-        restarted = before is not None and (before.process, before.node) != (answer.process, answer.node)
-        left_on = before.node if before is not None and restarted and before.node != answer.node else ""
-        return RankReport(rank, outcome, _state(answer), answer.node, answer.result, error, restarted, left_on)
+        if before is not None and (before.process, before.node) != (answer.process, answer.node):
+            self._restarts[rank] = self._restarts.get(rank, 0) + 1
+            if before.node != answer.node and before.node not in left:
+                left.append(before.node)
+        return RankReport(
+            rank, outcome, _state(answer), answer.node, answer.result, error, self._restarts.get(rank, 0), tuple(left))
 
 
 def _collect_lines(directories: List[str]) -> str:

@@ -68,7 +68,8 @@ func once(key string, do func() error) error {
 	return err
 }
 
-// debian makes sure that Debian packages are installed, each given with a program of it, as "slurm-wlm:sbatch".
+// debian makes sure that Debian packages are installed, each given with a program of it, as "slurm-wlm:sbatch". One
+// without a program is installed anew.
 func debian(t *testing.T, packages ...string) {
 	t.Helper()
 	err := once("debian "+strings.Join(packages, " "), func() error {
@@ -105,6 +106,9 @@ func venv(t *testing.T, name string, packages ...string) string {
 	dir := filepath.Join(root, "build", "venv-"+name)
 	python := filepath.Join(dir, "bin/python3")
 	want := strings.Join(packages, "\n") + "\n"
+	if command(systemPython, "-c", "import ensurepip") != nil {
+		debian(t, "python3-venv") // which has no program
+	}
 	err := once("venv "+name, func() error {
 		if have, err := os.ReadFile(filepath.Join(dir, "packages")); err == nil && string(have) == want {
 			return nil
