@@ -287,11 +287,14 @@ func (q *renderRequest) size(ctx context.Context) error {
 			s.Program += 1 << 30
 		}
 	}
-	if chosen.DiskBytes > 0 {
+	switch {
+	case chosen.DiskBytes > 0:
 		s.Disk = result.QuotaGB * 1e9
 		if q.options.ScratchPath == "" { // there, other jobs' files would count too
 			s.QuotaGB = result.QuotaGB
 		}
+	case chosen.Name == launch.TargetAuto: // all of it has room in host memory, but for a day on which it has not
+		s.Disk = result.Node.Bytes
 	}
 	return nil
 }
