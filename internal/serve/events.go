@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -249,33 +250,48 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) *refusal {
 }
 
 // follow subscribes to every rank that it finds, until the context ends. It returns when all its
-// subscriptions have ended.
+// subscriptions have ended. Ranks are looked for when there may be another one: to ask them wakes each.
 func (s *Server) follow(ctx context.Context) {
 	var (
 		watchers sync.WaitGroup
 		mu       sync.Mutex
 		followed = map[string]bool{} // by socket
+		sockets  []string            // that there were at the latest search
+		settled  bool                // it found all, and all of them are still followed
 	)
 	defer watchers.Wait()
 	every := time.NewTicker(findEvery)
 	defer every.Stop()
 	for {
-		d := s.view.search()
-		s.findings.say(d.err)
-		for _, rank := range d.ranks {
-			mu.Lock()
-			known := followed[rank.Socket]
-			followed[rank.Socket] = true
-			mu.Unlock()
-			if known {
-				continue
-			}
-			watchers.Go(func() {
-				s.watch(ctx, rank)
+		now := s.node.Sockets()
+		mu.Lock()
+		again := !settled || !slices.Equal(now, sockets)
+		sockets, settled = now, true
+		mu.Unlock()
+		if again {
+			d := s.view.search()
+			s.findings.say(d.err)
+			if d.err != nil || len(d.silent) > 0 {
 				mu.Lock()
-				delete(followed, rank.Socket)
+				settled = false
 				mu.Unlock()
-			})
+			}
+			for _, rank := range d.ranks {
+				mu.Lock()
+				known := followed[rank.Socket]
+				followed[rank.Socket] = true
+				mu.Unlock()
+				if known {
+					continue
+				}
+				watchers.Go(func() {
+					s.watch(ctx, rank)
+					mu.Lock()
+					delete(followed, rank.Socket)
+					settled = false
+					mu.Unlock()
+				})
+			}
 		}
 		select {
 		case <-every.C:

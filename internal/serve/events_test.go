@@ -258,3 +258,48 @@ func TestNewRanksAreFollowed(t *testing.T) {
 		t.Fatal("the new rank is not watched")
 	}
 }
+
+// Training processes are not woken by a server that has nothing to ask: they are looked for when there may be
+// another one.
+func TestRanksThatAreFollowedAreNotGreetedAgain(t *testing.T) {
+	f := newFake(2)
+	f.listed = make(chan struct{})
+	finds := func() int {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.finds
+	}
+	serving(t, f, nil)
+	<-f.listed
+	for range 2 {
+		<-f.watched
+	}
+	for range 2 {
+		<-f.listed
+	}
+	if n := finds(); n != 1 {
+		t.Errorf("the ranks were looked for %d times while nothing changed", n)
+	}
+	another := newFake(3).ranks[2]
+	f.mu.Lock()
+	f.ranks = append(f.ranks, another)
+	f.mu.Unlock()
+	var socket string
+	for socket == "" {
+		select {
+		case <-f.listed:
+		case socket = <-f.watched:
+		}
+	}
+	if socket != another.Socket || finds() != 2 {
+		t.Errorf("%s is followed, after %d looks", socket, finds())
+	}
+	f.mu.Lock()
+	listed := f.listed
+	f.listed = nil
+	f.mu.Unlock()
+	select { // a list that is under way
+	case <-listed:
+	case <-time.After(2 * findEvery):
+	}
+}

@@ -28,6 +28,8 @@ type fake struct {
 	hold    chan struct{}                                                                  // not nil: a status waits for it
 	calls   []call
 	looks   int
+	finds   int           // how often the ranks were looked for
+	listed  chan struct{} // not nil: hears of each list of sockets
 	tellers map[string]func(control.Event) // by socket: who watches
 	watched chan string                    // sockets, as they are watched
 }
@@ -59,11 +61,28 @@ func newFake(n int) *fake {
 func (f *fake) Discover(context.Context) ([]node.Rank, []node.Silent, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.finds++
 	var ranks []node.Rank
 	for _, r := range f.ranks {
 		ranks = append(ranks, r.Rank)
 	}
 	return ranks, append([]node.Silent(nil), f.silent...), f.err
+}
+
+func (f *fake) Sockets() (sockets []string) {
+	f.mu.Lock()
+	for _, r := range f.ranks {
+		sockets = append(sockets, r.Socket)
+	}
+	for _, q := range f.silent {
+		sockets = append(sockets, q.Socket)
+	}
+	listed := f.listed
+	f.mu.Unlock()
+	if listed != nil {
+		listed <- struct{}{}
+	}
+	return sockets
 }
 
 func (f *fake) Status(_ context.Context, ranks []node.Rank, _ time.Duration) []node.RankStatus {

@@ -17,9 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxConnections are held at once; more wait in the kernel's queue.
-const maxConnections = 512
-
 // place is where a server listens: a path of a socket, or an address of this machine.
 type place struct {
 	unix string // absolute path, or empty
@@ -106,53 +103,6 @@ func removeStale(path string) error {
 		return fmt.Errorf("removing the socket that an ended server left: %w", err)
 	}
 	return nil
-}
-
-// limited is a listener that lets so many connections in at once.
-type limited struct {
-	net.Listener
-	room   chan struct{}
-	closed chan struct{}
-	once   atomic.Bool
-}
-
-func limit(l net.Listener, n int) *limited {
-	return &limited{Listener: l, room: make(chan struct{}, n), closed: make(chan struct{})}
-}
-
-func (l *limited) Accept() (net.Conn, error) {
-	select {
-	case l.room <- struct{}{}:
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-	c, err := l.Listener.Accept()
-	if err != nil {
-		<-l.room
-		return nil, err
-	}
-	return &counted{Conn: c, room: l.room}, nil
-}
-
-func (l *limited) Close() error {
-	if l.once.CompareAndSwap(false, true) {
-		close(l.closed)
-	}
-	return l.Listener.Close()
-}
-
-// counted gives its room back when it is closed.
-type counted struct {
-	net.Conn
-	room   chan struct{}
-	closed atomic.Bool
-}
-
-func (c *counted) Close() error {
-	if c.closed.CompareAndSwap(false, true) {
-		defer func() { <-c.room }()
-	}
-	return c.Conn.Close()
 }
 
 // certificate is the pair of files for TLS, read anew when asked.

@@ -13,6 +13,8 @@ import (
 // holds up none of them beyond its time.
 type Node interface {
 	Discover(ctx context.Context) ([]node.Rank, []node.Silent, error)
+	// Sockets are those at which a rank may be, in order, without asking any of them.
+	Sockets() []string
 	Status(ctx context.Context, ranks []node.Rank, perRank time.Duration) []node.RankStatus
 	Pause(ctx context.Context, ranks []node.Rank, tags []string, timeout time.Duration, id string) node.Report
 	Resume(ctx context.Context, ranks []node.Rank, tags []string, timeout time.Duration, id string) node.Report

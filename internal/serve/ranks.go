@@ -33,6 +33,8 @@ func (r ranks) Discover(ctx context.Context) (found []node.Rank, silent []node.S
 	return found, silent, err
 }
 
+func (r ranks) Sockets() []string { return node.Sockets(r.places) }
+
 func (ranks) Status(ctx context.Context, of []node.Rank, perRank time.Duration) []node.RankStatus {
 	return node.StatusOf(ctx, of, perRank)
 }

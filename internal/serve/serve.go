@@ -3,7 +3,7 @@
 // speaks to them through package node.
 //
 //	serve.go      the server: its start, its end, one request through its guards
-//	listen.go     where it listens: loopback, TLS, or a socket
+//	listen.go     where it listens: loopback, TLS, or a socket; connections.go: how many it holds
 //	guard.go      which requests are refused before they are looked at
 //	token.go      the token
 //	decode.go     what a request may hold
@@ -18,7 +18,7 @@
 // One controller may ask a thousand of these servers. Therefore replies do not grow with the number of
 // ranks, each comes by the deadline that its request sets, and a repeated request is harmless.
 //
-// Locks: view.mu, hub.mu, run.mu, keys.mu and metrics.mu. hub.mu is held while metrics.mu is taken; no
+// Locks: view.mu, hub.mu, run.mu, keys.mu, metrics.mu and limited.mu. hub.mu is held while metrics.mu is taken; no
 // other two are held together.
 package serve
 
@@ -28,7 +28,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -71,7 +70,7 @@ type Server struct {
 	grace    time.Duration
 	log      *slog.Logger
 	place    place
-	listener net.Listener
+	listener *limited
 	token    *token       // nil: none is demanded
 	tls      *certificate // nil: without TLS
 	foreign  *http.CrossOriginProtection
@@ -207,8 +206,9 @@ func (s *Server) Serve(ctx context.Context) error {
 	server := &http.Server{
 		Handler: s, ReadHeaderTimeout: headerTimeout, ReadTimeout: bodyTimeout, WriteTimeout: replyTimeout,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
-		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		HTTP2:     &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		ErrorLog:  slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		ConnState: s.listener.state,
 	}
 	following, unfollow := context.WithCancel(context.Background())
 	var followers sync.WaitGroup
