@@ -40,6 +40,14 @@ func (e *PlaceError) Error() string { return fmt.Sprintf("%s: %s", e.Place, e.Wh
 // Unwrap returns the cause.
 func (e *PlaceError) Unwrap() error { return e.Err }
 
+// Sockets are the paths of all sockets that can be found in the places, in order. Nobody is spoken to: a process learns
+// of a look at it only by a greeting, which wakes it.
+func Sockets(places Places) []string {
+	paths, _ := places.sockets() // what cannot be looked at, Discover tells
+	slices.Sort(paths)
+	return paths
+}
+
 // sockets are the paths of all sockets in the places, each once. A directory that is not there has none.
 func (p Places) sockets() (paths []string, err error) {
 	dirs := slices.Clone(p.RuntimeDirs)

@@ -28,8 +28,8 @@ type fake struct {
 	hold    chan struct{}                                                                  // not nil: a status waits for it
 	calls   []call
 	looks   int
-	finds   int           // how often the ranks were looked for
-	listed  chan struct{} // not nil: hears of each list of sockets
+	finds   int                            // how often the ranks were looked for
+	listed  chan struct{}                  // who waits here hears of the next list of sockets
 	tellers map[string]func(control.Event) // by socket: who watches
 	watched chan string                    // sockets, as they are watched
 }
@@ -77,10 +77,10 @@ func (f *fake) Sockets() (sockets []string) {
 	for _, q := range f.silent {
 		sockets = append(sockets, q.Socket)
 	}
-	listed := f.listed
 	f.mu.Unlock()
-	if listed != nil {
-		listed <- struct{}{}
+	select {
+	case f.listed <- struct{}{}:
+	default:
 	}
 	return sockets
 }
