@@ -59,6 +59,12 @@ func newRig(t testing.TB) *rig {
 // newRigWith completes a configuration, with a log that logged reads.
 func newRigWith(t testing.TB, c Config) *rig {
 	t.Helper()
+	return newRigIn(t, c, t.TempDir())
+}
+
+// newRigIn is newRigWith, with a disk directory.
+func newRigIn(t testing.TB, c Config, dir string) *rig {
+	t.Helper()
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +74,7 @@ func newRigWith(t testing.TB, c Config) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{Engine: e, t: t, dir: t.TempDir(), log: log}
+	r := &rig{Engine: e, t: t, dir: dir, log: log}
 	r.set.DiskDir = r.dir
 	t.Cleanup(func() {
 		r.fault("")

@@ -10,12 +10,19 @@ import (
 	"time"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // newHangRig is an engine that waits for a disk no longer than a second.
 func newHangRig(t *testing.T) *rig {
 	t.Helper()
-	return newRigWith(t, Config{ChunkBytes: 4 << 20, IOTimeout: time.Second})
+	return newHangRigWith(t, Config{ChunkBytes: 4 << 20})
+}
+
+func newHangRigWith(t *testing.T, c Config) *rig {
+	t.Helper()
+	c.IOTimeout = time.Second
+	return newRigIn(t, c, testutil.InMemory(t))
 }
 
 // hang sets which file calls hang; "": none, and those that hang go on.

@@ -13,12 +13,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/rankdir"
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // filled is a state with bytes, some of them zero.
@@ -313,9 +313,9 @@ func TestASaveThatFailsAtTheEndRemovesNoCheckpoint(t *testing.T) {
 		"the second renaming hangs":         {names: "rename:1:EINVAL,rename:3:hang", code: CodeTimeout, want: 2},
 	} {
 		t.Run(what, func(t *testing.T) {
-			r := newRigWith(t, Config{ChunkBytes: 4 << 20, StateChunk: stateChunk, IOTimeout: time.Second})
+			r := newHangRigWith(t, Config{ChunkBytes: 4 << 20, StateChunk: stateChunk})
 			s := r.filled(300<<10, 5)
-			parent := t.TempDir()
+			parent := testutil.InMemory(t)
 			dir := filepath.Join(parent, "checkpoint")
 			check(t, s.SaveState(s.id, dir, nil))
 			check(t, r.sys.Set(""))

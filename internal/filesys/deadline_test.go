@@ -12,10 +12,12 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // limit is the deadline of these tests: calls that do not hang must be answered by then on a busy
-// machine too.
+// machine too. So the files lie in memory.
 const limit = time.Second
 
 // mount is a directory with a file in it, reached through a Deadline over faults.
@@ -31,7 +33,7 @@ type mount struct {
 func newMount(t *testing.T, limit time.Duration) *mount {
 	t.Parallel() // they wait, most of the time
 	faults := NewFaults(Kernel{})
-	d := &mount{Deadline: NewDeadline(faults, limit), t: t, faults: faults, dir: t.TempDir()}
+	d := &mount{Deadline: NewDeadline(faults, limit), t: t, faults: faults, dir: testutil.InMemory(t)}
 	d.dirfd = d.must(d.Openat(unix.AT_FDCWD, d.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))
 	d.fd = d.must(d.Openat(d.dirfd, "a", unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600))
 	t.Cleanup(func() {
@@ -110,7 +112,7 @@ func TestACallThatHangsIsGivenUpAndItsMemoryIsItsOwnUntilItReturns(t *testing.T)
 
 func TestADirectoryThatHangsIsRefusedAndOthersGoOn(t *testing.T) {
 	d := newMount(t, limit)
-	other := t.TempDir()
+	other := testutil.InMemory(t)
 	otherfd := d.must(d.Openat(unix.AT_FDCWD, other, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))
 	defer func() { _ = d.Close(otherfd) }()
 	err := d.hang(make([]byte, 10))

@@ -66,12 +66,9 @@ type world struct {
 // newWorld makes the store. One descriptor serves two backings, so that each is opened again
 // and again.
 func newWorld(t *testing.T, m mode) *world {
-	w := &world{t: t, mode: m, sys: filesys.NewFaults(filesys.Kernel{}), root: t.TempDir(), size: 2*testBlock + 100}
+	w := &world{t: t, mode: m, sys: filesys.NewFaults(filesys.Kernel{}), size: 2*testBlock + 100}
 	w.fault("")
-	for i := range max(m.dirs, 1) {
-		w.dirs = append(w.dirs, filepath.Join(w.root, fmt.Sprint("disk", i), "b"))
-	}
-	w.dir = w.dirs[0]
+	w.place(t.TempDir())
 	w.store = New(Options{
 		BlockBytes: testBlock, MaxOpen: 1, System: w.sys,
 		Name:       func(seq uint64) string { return fmt.Sprintf("backup-%d.bak", seq) },
@@ -86,6 +83,15 @@ func newWorld(t *testing.T, m mode) *world {
 		w.open(t, id)
 	}
 	return w
+}
+
+// place has the directories lie under another one, before anything is written.
+func (w *world) place(root string) {
+	w.root, w.dirs = root, nil
+	for i := range max(w.mode.dirs, 1) {
+		w.dirs = append(w.dirs, filepath.Join(root, fmt.Sprint("disk", i), "b"))
+	}
+	w.dir = w.dirs[0]
 }
 
 // fault replaces the faults, besides those of the mode.

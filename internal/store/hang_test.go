@@ -12,11 +12,13 @@ import (
 	"time"
 
 	"github.com/ebb-offload/ebb/internal/filesys"
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // hangWorld is a world whose disks are waited for so long.
 func hangWorld(t *testing.T, m mode, limit time.Duration) *world {
 	w := newWorld(t, m)
+	w.place(testutil.InMemory(t))
 	d := filesys.NewDeadline(w.sys, limit)
 	w.store.deadline, w.store.sys, w.store.fds.sys, w.store.fds.max = d, d, d, 4
 	d.OnAnswer(w.store.sweep)

@@ -9,6 +9,8 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // root is the folder of go.mod above this file. -trimpath builds do not know their sources, so
@@ -45,6 +47,29 @@ func Root(t testing.TB) string {
 func SoftGPU(t testing.TB) string {
 	t.Helper()
 	return built(t, "dist/lib/softgpu/libcuda.so.1", "make -C softgpu")
+}
+
+// memory is where Linux has a file system in memory for everybody.
+const memory = "/dev/shm"
+
+// InMemory is an empty directory for a test that tells calls which hang from those which do not by a limit of
+// a second: in memory, where that is possible, since a busy disk may take longer.
+func InMemory(t testing.TB) string {
+	t.Helper()
+	var st unix.Statfs_t
+	if err := unix.Statfs(memory, &st); err != nil || st.Type != unix.TMPFS_MAGIC {
+		return t.TempDir()
+	}
+	dir, err := os.MkdirTemp(memory, "ebb-test-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
 }
 
 // OnSoftGPU runs the tests of a package, as the body of its TestMain, with softgpu set up for this
