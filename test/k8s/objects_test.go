@@ -48,6 +48,9 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 		defer os.RemoveAll(dir)
+		if err := os.Chmod(dir, 0o755); err != nil { // it is run as other users too
+			panic(err)
+		}
 		if root, err = filepath.Abs("../.."); err != nil {
 			panic(err)
 		}

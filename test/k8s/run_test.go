@@ -1,0 +1,265 @@
+package k8s
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// needs skips a test for want of a program or of what make build makes.
+func needs(t *testing.T, programs ...string) {
+	t.Helper()
+	for _, p := range programs {
+		if _, err := exec.LookPath(p); err != nil {
+			if os.Getenv("EBB_TEST_CLUSTERS") == "all" {
+				t.Fatal(err)
+			}
+			t.Skipf("skipped: %v", err)
+		}
+	}
+}
+
+// image is the environment that an image would have: the software device of a node. Debian's torchrun needs to be
+// told what its defaults are, since with its Python it cannot read them.
+func image(node int) []string {
+	return []string{"PET_REDIRECTS=1", "PET_TEE=1", fmt.Sprintf("SOFTGPU_NODE=k8s-%d-%d", os.Getpid(), node), "SOFTGPU_MEM_MB=256", "SOFTGPU_DEVICES=1", "EBB_LIB_DIR=" + filepath.Join(root, "dist/lib")}
+}
+
+// The ranks of all pods are one world to PyTorch, through torchrun and ebb exec as they were rendered.
+func TestPyTorchMeetsAcrossPods(t *testing.T) {
+	needs(t, "torchrun", filepath.Join(root, "dist/lib/libebb.so"))
+	const program = `
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(x)
+print("rank", dist.get_rank(), "of", dist.get_world_size(), "has", int(x.item()), os.environ["EBB_JOB"], os.environ["NODE_NAME"], os.environ["EBB_RANK"], flush=True)
+`
+	a := accept(t, render(t, "--name", "meet", "--nodes", "2", "--nproc-per-node", "2", "--image", "i", "--params", "1M", "--host-reserve", "1GiB",
+		"--no-serve", "--port", freePort(t), "--ebb", ebb, "--env", "EBB_DEVICE=soft", "--", "/usr/bin/python3", "-c", program))
+	var pods []*process
+	var nodes []*node
+	for i := range 2 {
+		n := schedule(t, a.jobs[0], i, image(i)...)
+		nodes = append(nodes, n)
+		pods = append(pods, n.start(n.pod.Containers[0]))
+	}
+	said := ""
+	for _, p := range pods {
+		if err := p.wait(t); err != nil {
+			t.Fatalf("%s: %v\n%s", p.name, err, p.said())
+		}
+		said += p.said()
+	}
+	for rank := range 4 {
+		want := fmt.Sprintf("rank %d of 4 has 10 default.meet node-%d %d\n", rank, rank/2, rank)
+		if !strings.Contains(said, want) {
+			t.Errorf("no line %q in\n%s", want, said)
+		}
+	}
+	for _, n := range nodes {
+		n.hook(n.pod.Containers[0])
+		if left := backups(files(t, n.volumes["scratch"])); len(left) > 0 {
+			t.Errorf("left on node %d: %v", n.index, left)
+		}
+	}
+}
+
+// backups are the files and directories of ranks.
+func backups(names []string) []string {
+	return slices.DeleteFunc(names, func(name string) bool {
+		return strings.Count(name, "/") == 0 || strings.HasSuffix(name, "/.ebb") || strings.HasSuffix(name, ".ebb/usage")
+	})
+}
+
+// A controller pauses and resumes the ranks of two pods through ebb serve beside them, and nothing is left, neither
+// when they end nor when a pod is killed.
+func TestAControllerCommandsTheRanksOfPods(t *testing.T) {
+	needs(t, "torchrun", filepath.Join(root, "dist/bin/demo-train"))
+	dir := temporary(t, filepath.Join(root, "build"))
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	fifo := filepath.Join(dir, "rollouts")
+	if err := syscall.Mkfifo(fifo, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(fifo, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	demo := []string{
+		filepath.Join(root, "dist/bin/demo-train"), "--corpus", filepath.Join(root, "examples/demo/corpus.txt"),
+		"--kernels", filepath.Join(root, "dist/lib/softgpu/demo_kernels.so"), "--weights", filepath.Join(dir, "weights"),
+		"--rollouts", fifo, "--cycles", "2", "--steps", "2", "--megabytes", "4",
+	}
+	// torchrun's own store has the port that it names, and the demo opens one by itself.
+	program := append([]string{"sh", "-c", `MASTER_PORT=$((MASTER_PORT + 1)) exec "$@"`, "demo"}, demo...)
+	a := accept(t, render(t, append([]string{"--name", "demo", "--nodes", "2", "--nproc-per-node", "2", "--image", "i", "--params", "1M", "--host-reserve", "1GiB",
+		"--port", twoPorts(t), "--ebb", ebb, "--env", "EBB_DEVICE=soft", "--chunk-mb", "2", "--"}, program...)...))
+
+	certificate, key, trusted := selfSigned(t)
+	const token = "0123456789abcdef0123456789abcdef"
+	var nodes []*node
+	var trainers, servers []*process
+	var urls []string
+	for i := range 2 {
+		n := schedule(t, a.jobs[0], i, image(i)...)
+		n.secret("serve-token", "token", []byte(token+"\n"))
+		n.secret("serve-tls", "tls.crt", certificate)
+		n.secret("serve-tls", "tls.key", key)
+		serve := n.pod.InitContainers[0]
+		port := freePort(t) // for the pods share an address here
+		serve.Args = slices.Clone(serve.Args)
+		for j, arg := range serve.Args {
+			serve.Args[j] = strings.ReplaceAll(arg, ":7737", ":"+port)
+		}
+		nodes = append(nodes, n)
+		servers = append(servers, n.start(serve))
+		urls = append(urls, "https://127.0.0.1:"+port)
+	}
+	controller := http.Client{Timeout: hang, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: trusted}, DisableKeepAlives: true}}
+	for i, url := range urls {
+		until(t, "ebb serve answers the probe", func() bool {
+			reply, err := controller.Get(url + nodes[i].pod.InitContainers[0].ReadinessProbe.HTTPGet.Path)
+			if err == nil {
+				_ = reply.Body.Close()
+			}
+			return err == nil && reply.StatusCode == http.StatusOK
+		}, servers[i])
+	}
+	for _, n := range nodes {
+		trainers = append(trainers, n.start(n.pod.Containers[0]))
+	}
+	// ask sends a request to a pod, and returns its status and the number of ranks that did it.
+	ask := func(i int, path, shown string) (status, done int) {
+		t.Helper()
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, urls[i]+path, strings.NewReader(`{"timeout_s":60}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("Content-Type", "application/json")
+		request.Header.Set("Authorization", "Bearer "+shown)
+		reply, err := controller.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer reply.Body.Close()
+		text, _ := io.ReadAll(reply.Body)
+		var said struct {
+			Ranks struct{ Total, Done int }
+		}
+		_ = json.Unmarshal(text, &said)
+		return reply.StatusCode, said.Ranks.Done
+	}
+	rollouts, err := os.OpenFile(fifo, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rollouts.Close()
+	if status, _ := ask(0, "/v1/pause", "a wrong token of 32 characters..."); status != http.StatusUnauthorized {
+		t.Errorf("with a wrong token: %d", status)
+	}
+	both := func(path string) {
+		t.Helper()
+		for i := range urls {
+			until(t, path+" on both ranks of node "+fmt.Sprint(i), func() bool {
+				status, done := ask(i, path, token)
+				return status == http.StatusOK && done == 2
+			}, trainers...)
+		}
+	}
+	both("/v1/pause")
+	for _, n := range nodes {
+		if parked := backups(files(t, n.volumes["scratch"])); !slices.ContainsFunc(parked, func(name string) bool { return strings.HasSuffix(name, ".bak") }) {
+			t.Errorf("nothing is parked on node %d: %v", n.index, parked)
+		}
+	}
+	both("/v1/resume")
+	fmt.Fprintln(rollouts, "1")
+	both("/v1/pause")
+
+	// Node 1 is deleted while it is paused: its hooks, then SIGTERM, as the kubelet does; the job fails, and so node
+	// 0 ends too.
+	n := nodes[1]
+	for _, i := range []int{1, 0} {
+		n = nodes[i]
+		n.hook(n.pod.Containers[0])
+		if err := syscall.Kill(trainers[i].cmd.Process.Pid, syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if err := trainers[i].wait(t); err == nil {
+			t.Error("a pod that was deleted has succeeded")
+		}
+		n.hook(n.pod.InitContainers[0])
+		if left := backups(files(t, n.volumes["scratch"])); len(left) > 0 {
+			t.Errorf("left on node %d: %v", i, left)
+		}
+		if err := syscall.Kill(servers[i].cmd.Process.Pid, syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if err := servers[i].wait(t); err != nil {
+			t.Errorf("ebb serve ended with %v\n%s", err, servers[i].said())
+		}
+	}
+}
+
+// twoPorts is a port that is free, like the one after it.
+func twoPorts(t *testing.T) string {
+	t.Helper()
+	for range 100 {
+		port := freePort(t)
+		var n int
+		_, _ = fmt.Sscan(port, &n)
+		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", n+1)); err == nil {
+			_ = l.Close()
+			return port
+		}
+	}
+	t.Fatal("no two ports are free")
+	return ""
+}
+
+// selfSigned is a certificate of this machine with its key, and who trusts it.
+func selfSigned(t *testing.T) (certificate, key []byte, trusted *x509.CertPool) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &template, &template, &private.PublicKey, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c, k bytes.Buffer
+	_ = pem.Encode(&c, &pem.Block{Type: "CERTIFICATE", Bytes: der})
+	_ = pem.Encode(&k, &pem.Block{Type: "PRIVATE KEY", Bytes: secret})
+	trusted = x509.NewCertPool()
+	trusted.AppendCertsFromPEM(c.Bytes())
+	return c.Bytes(), k.Bytes(), trusted
+}
