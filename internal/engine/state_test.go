@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
@@ -20,6 +19,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/mem"
 	"github.com/ebb-offload/ebb/internal/store"
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // Streamed state over softgpu, whose submitted work does not begin until somebody waits for it: a write that
@@ -641,7 +641,7 @@ func TestAPauseWaitsForRequestsThatUseItsMemory(t *testing.T) {
 }
 
 func TestAPauseOfMemoryThatADiskHoldsUpFails(t *testing.T) {
-	r := newRigWith(t, Config{ChunkBytes: 4 << 20, StateChunk: stateChunk, IOTimeout: time.Second})
+	r := newHangRigWith(t, Config{ChunkBytes: 4 << 20, StateChunk: stateChunk})
 	s := r.newState("adam", 300<<10, 5)
 	slot, stream := r.make(1<<20, 0, disk("actor")), r.stream(0)
 	s.mustUpdate(slot.addr, stream, 0, 1)
@@ -843,7 +843,7 @@ func TestHostMemoryDoesNotGrowWithTheState(t *testing.T) {
 
 // While a write has no answer no other one is begun, since the late one might land over newer bytes.
 func TestADiskThatGivesNoAnswer(t *testing.T) {
-	r := newRigWith(t, Config{ChunkBytes: 4 << 20, StateChunk: stateChunk, IOTimeout: time.Second})
+	r := newHangRigWith(t, Config{ChunkBytes: 4 << 20, StateChunk: stateChunk})
 	s := r.newState("adam", 300<<10, 5)
 	slot, other, stream := r.slot(1<<20, 0), r.slot(1<<20, 0), r.stream(0)
 	s.mustUpdate(slot, stream, 0)
@@ -878,12 +878,12 @@ func TestADiskThatGivesNoAnswer(t *testing.T) {
 
 // A checkpoint lies elsewhere: while a write to it hangs, a step goes on.
 func TestADiskOfCheckpointsThatGivesNoAnswer(t *testing.T) {
-	r := newRigWith(t, Config{ChunkBytes: 4 << 20, StateChunk: stateChunk, IOTimeout: time.Second})
+	r := newHangRigWith(t, Config{ChunkBytes: 4 << 20, StateChunk: stateChunk})
 	s := r.newState("adam", 300<<10)
 	slot, stream := r.slot(1<<20, 0), r.stream(0)
 	s.mustUpdate(slot, stream, 0)
 	check(t, r.sys.Set("clone:*:EOPNOTSUPP,pwrite:1:hang"))
-	if err := r.SaveState(s.id, filepath.Join(t.TempDir(), "saved"), nil); Code(err) != CodeTimeout {
+	if err := r.SaveState(s.id, filepath.Join(testutil.InMemory(t), "saved"), nil); Code(err) != CodeTimeout {
 		t.Fatalf("%v", err)
 	}
 	s.mustUpdate(slot, stream, 0)
