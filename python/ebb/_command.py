@@ -52,7 +52,8 @@ def ask(command: str, arguments: Sequence[str], environment: Mapping[str, str], 
         raise NotLoaded(f"cannot start {command}: {err}") from err
     except subprocess.TimeoutExpired as err:
         raise Error(f"{command} {arguments[0]} gave no answer in {_LIMIT_S:.0f} s: look at the disk that it was asked about") from err
-    said = [_bare(line) for line in done.stderr.splitlines() if line.strip()]
+    # What the loader says of libraries that are preloaded on other nodes is not the command's.
+    said = [_bare(line) for line in done.stderr.splitlines() if line.strip() and not line.startswith("ERROR: ld.so")]
     if done.returncode == _USAGE:
         raise InvalidArgument("; ".join(said) or f"{command} {arguments[0]} refused its arguments")
     if done.returncode == _INSTALL:

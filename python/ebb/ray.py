@@ -139,7 +139,7 @@ def runtime_env(
         interpreter = python if python is not None else sys.executable
         return {"env_vars": {**own, "RANK": str(rank)}, "py_executable": _worker(path, arguments, interpreter)}
     for line in said:
-        _log.warning("%s", line)
+        _log.warning("rank %d, as seen from this node: %s", rank, line)
     composed = {**own, **{str(name): str(value) for name, value in settings.items()}}
     if "LD_PRELOAD" not in own:
         composed["LD_PRELOAD"] += ":${LD_PRELOAD}"  # Ray puts in what the node's workers have
