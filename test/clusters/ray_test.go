@@ -43,6 +43,7 @@ func TestRay(t *testing.T) {
 		"an async actor is paused between its steps, while it answers other calls",
 		"ActorGroup.reclaim removes what actors left that nobody restarts",
 		"a group whose actors are all dead says so",
+		"the example of the page runs",
 		"actors without the methods, groups of nothing, wrong deadlines and unknown tags are refused with their names",
 		"an actor that ebb exec refuses on its node tells why: a disk directory that is not there, a rank that another process has",
 		"nothing is left: no process, no file, no socket",
@@ -62,7 +63,7 @@ func TestRay(t *testing.T) {
 		"PYTHONPATH=" + strings.Join([]string{
 			filepath.Join(root, "python"), filepath.Join(root, "test/clusters/testdata"), filepath.Join(root, "test/e2e/testdata"), filepath.Join(root, "test/python"),
 		}, ":"),
-		"RAY_USAGE_STATS_ENABLED=0", "RAY_TMPDIR=" + work, "RAY_TEST_NODE=" + node, "EBB_RUNTIME_DIR=" + filepath.Join(work, "s"),
+		"RAY_USAGE_STATS_ENABLED=0", "RAY_TMPDIR=" + work, "RAY_TEST_NODE=" + node, "RAY_TEST_PAGE=" + filepath.Join(root, "docs/clusters/ray.md"), "EBB_RUNTIME_DIR=" + filepath.Join(work, "s"),
 	}
 	for _, dir := range []string{"w", "s"} {
 		if err := os.Mkdir(filepath.Join(work, dir), 0o700); err != nil {

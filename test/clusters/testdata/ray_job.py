@@ -18,7 +18,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 import ebb.ray
-from ray_trainer import AsyncTrainer, Lazy, Plain, Trainer
+from ray_trainer import AsyncTrainer, Lazy, Plain, Stepping, Trainer
 
 WORK, DIST = sys.argv[1:]
 RANKS = 3
@@ -331,6 +331,27 @@ def bad_input(nodes, first, twin, refused):
     held("an actor that ebb exec refuses on its node tells why: a disk directory that is not there, a rank that another process has")
 
 
+def example(nodes):
+    """The example of docs/clusters/ray.md, with a trainer of these tests, no GPU for Ray to count, and a directory that is there."""
+    with open(os.environ["RAY_TEST_PAGE"], encoding="utf-8") as page:
+        code = page.read().partition("```python\n")[2].partition("```")[0]
+    directory = f"{scratch(0)}/page"
+    os.mkdir(directory, 0o700)
+    place = f", device='soft', python={sys.executable!r}, chunk_mb=16, env_vars={{'EBB_RUNTIME_DIR': {SOCKETS!r}}}"
+    for text, put in (("num_gpus=1", "num_cpus=0"), ("ray.init()\n", ""), ('disk_dir="/nvme/ebb"', f"disk_dir={directory!r}, role='page'{place}")):
+        assert code.count(text) == 1, (text, code)
+        code = code.replace(text, put)
+    seen = []
+    names = {"RANKS": 2, "STEPS": 2, "make_trainer": Stepping, "generate": lambda: seen.append(len(files(0, "/page")))}
+    exec(compile(code, "docs/clusters/ray.md", "exec"), names)
+    assert len(seen) == 2 and all(seen), seen
+    assert names["group"].status(LONG).done
+    for actor in names["trainers"]:
+        ray.kill(actor)
+    until("the files to go", lambda: not files(0, "/page"))
+    held("the example of the page runs")
+
+
 def left_over():
     """Nothing may be left but this process and those above it."""
     mine = {1, os.getpid(), os.getppid()}
@@ -385,6 +406,7 @@ def main():
     whole_group, where = training(nodes, actors, losses)
     node_dies(nodes, whole_group, actors, where)
     unsupervised(nodes)
+    example(nodes)
     bad_input(nodes, whole_group, twin, refused)
     for actor in [*actors, twin, refused]:
         ray.kill(actor)

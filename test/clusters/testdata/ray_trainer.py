@@ -63,6 +63,15 @@ class Model:
         self.pattern.check(self.ballast)
 
 
+class Stepping(Model):
+    """That of the page's example."""
+
+    def step(self, number):
+        loss, gradient = self.gradient(number)
+        self.update(gradient)
+        return loss
+
+
 class Trainer(ebb.ray.Parkable):
     """Sync: Ray runs its calls one after the other."""
 
