@@ -163,8 +163,13 @@ func findJob(ctx context.Context, id slurm.ID) (*job, error) {
 		return nil, slurmError(err)
 	}
 	j := &job{ID: id, parts: parts}
+	seen := map[string]bool{}
 	for i, part := range parts {
 		for _, name := range part.Nodes {
+			if seen[name] { // components of a job may share a node: all its ranks are found through one
+				continue
+			}
+			seen[name] = true
 			j.nodes = append(j.nodes, &jobNode{Name: name, part: i})
 		}
 	}
@@ -187,16 +192,12 @@ func (j *job) ask(ctx context.Context, nodes []*jobNode, words []string) error {
 	if err != nil {
 		return &launch.Error{Status: launch.StatusInternal, Text: "finding ebb's own path, to run it on the nodes: " + oneLine(err), Err: err}
 	}
-	var numbers []string
-	for _, p := range j.parts {
-		numbers = append(numbers, p.Number)
-	}
-	command := slices.Concat([]string{self, nodeVerb}, words, []string{"--of", strings.Join(numbers, ",")})
+	command := slices.Concat([]string{self, nodeVerb}, words, []string{"--of", strings.Join(slurm.Numbers(j.parts), ",")})
 	errs := make([]error, len(j.parts))
 	var all sync.WaitGroup
 	for i, part := range j.parts {
 		var mine []*jobNode
-		step := slurm.Step{Job: part.Number, Command: command, Patience: slurm.Patience}
+		step := slurm.Step{Part: part, Command: command, Patience: slurm.Patience}
 		for _, n := range nodes {
 			if n.part == i {
 				mine, step.Nodes = append(mine, n), append(step.Nodes, n.Name)

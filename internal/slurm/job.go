@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -30,6 +31,25 @@ type Part struct {
 	UID    int
 	List   string   // of its nodes, as Slurm writes it: node[1-3,7]
 	Nodes  []string // List, name by name
+}
+
+// leader is the number by which srun is told which part is meant, with the component of a heterogeneous job, else -1.
+func (p Part) leader() (number string, group int) {
+	whole, component, het := strings.Cut(p.Name, "+")
+	if k, err := strconv.Atoi(component); het && err == nil {
+		return whole, k
+	}
+	return p.Number, -1
+}
+
+// Numbers are what the processes of the parts may have in SLURM_JOB_ID.
+func Numbers(parts []Part) (numbers []string) {
+	for _, p := range parts {
+		leader, _ := p.leader()
+		numbers = append(numbers, p.Number, leader)
+	}
+	slices.Sort(numbers)
+	return slices.Compact(numbers)
 }
 
 // partFormat is that of parseParts, for squeue.
@@ -102,6 +122,9 @@ func parseParts(text string) ([]Part, error) {
 func choose(id ID, parts []Part, uid int) ([]Part, error) {
 	if len(parts) == 0 {
 		return nil, errorf(Wrong, "Slurm has no job %s: squeue --me lists those that run", id)
+	}
+	if i := slices.IndexFunc(parts, func(p Part) bool { return p.Name == string(id) }); i >= 0 {
+		parts = parts[i : i+1] // for one component squeue lists all
 	}
 	if len(parts) > 1 && strings.Contains(parts[0].Name, "_") {
 		return nil, errorf(Wrong, "job %s is an array: name one of its jobs, such as %s (squeue --me --array)", id, running(parts).Name)

@@ -17,9 +17,9 @@ import (
 	"time"
 )
 
-// Step is one task on each of some nodes of a job, each of which answers by a Writer.
+// Step is one task on each of some nodes of a job, which answers by a Writer.
 type Step struct {
-	Job      string   // its number
+	Part     Part
 	Nodes    []string // of the job, each once
 	Command  []string
 	Patience time.Duration // a node that has said nothing for so long is lost
@@ -51,7 +51,7 @@ func (s Step) Run(ctx context.Context) (found map[string][]byte, lost map[string
 	if ctx.Err() != nil {
 		return nil, nil, context.Cause(ctx)
 	}
-	pending, mute := s.Nodes, map[string]string{} // mute: said nothing in a round that brought answers of others
+	pending, mute := s.Nodes, map[string]string{} // mute: said nothing in a round that others spoke in
 	for round := 1; len(pending) > 0; round++ {
 		o := s.once(ctx, path, pending)
 		var again []string
@@ -66,7 +66,7 @@ func (s Step) Run(ctx context.Context) (found map[string][]byte, lost map[string
 			case said.heard:
 				again = append(again, node)
 				lost[node] = o.why
-			case round == 1 && len(o.said.spoke()) > 0:
+			case round == 1 && len(o.said.spoke()) > 0 && !o.blames(node):
 				mute[node] = o.why
 			default:
 				lost[node] = o.why
@@ -112,13 +112,23 @@ type outcome struct {
 	why  string          // the step ended without the others' answers
 }
 
+// blames reports whether srun named a node when it ended the step.
+func (o outcome) blames(node string) bool {
+	return slices.Contains(strings.FieldsFunc(o.why, func(r rune) bool { return !nodeForm.MatchString("x" + string(r)) }), node)
+}
+
 // args are those of srun.
 func (s Step) args(nodes []string) []string {
 	n := strconv.Itoa(len(nodes))
-	return append([]string{
-		"--jobid=" + s.Job, "--overlap", "--nodes=" + n, "--ntasks=" + n, "--ntasks-per-node=1", "--nodelist=" + strings.Join(nodes, ","),
-		"--input=none", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--wait=0", "--chdir=/", "--job-name=ebb",
-	}, s.Command...)
+	job, component := s.Part.leader()
+	var of []string
+	if component >= 0 {
+		of = []string{"--het-group=" + strconv.Itoa(component)}
+	}
+	return slices.Concat(of, []string{
+		"--jobid=" + job, "--overlap", "--nodes=" + n, "--ntasks=" + n, "--ntasks-per-node=1", "--nodelist=" + strings.Join(nodes, ","),
+		"--input=none", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--chdir=/", "--job-name=ebb",
+	}, s.Command)
 }
 
 // once runs srun once.

@@ -420,17 +420,11 @@ func (c *slurmCluster) losesANode(t *testing.T) {
 	if back != "resume --slurm "+j.id || !strings.Contains(before, "4 ranks paused on 2 of 3 nodes") || paused.GoBack != "ebb "+back {
 		t.Errorf("the last line is %q", r.lastLine())
 	}
-	there, _ := c.asked(t, 4, "status", "--slurm", j.id)
-	for _, rank := range there.Ranks {
-		if rank.Status.Active != 0 || rank.Status.Paused == 0 {
-			t.Errorf("after the pause: %+v", rank)
-		}
-	}
 	resumed, r := c.asked(t, 1, strings.Fields(back)...) // all that is there is back; the node is not
 	if !strings.Contains(r.stderr, "node node2 of job ") || len(resumed.Ranks) != 4 {
 		t.Errorf("%+v\n%s", resumed, r.stderr)
 	}
-	there, _ = c.asked(t, 4, "status", "--slurm", j.id)
+	there, _ := c.asked(t, 4, "status", "--slurm", j.id)
 	for _, rank := range there.Ranks {
 		if rank.Status.Active == 0 || rank.Status.Paused != 0 {
 			t.Errorf("after the resume: %+v", rank)
@@ -495,8 +489,6 @@ func (c *slurmCluster) ended(t *testing.T) string {
 func (c *slurmCluster) arraysAndComponents(t *testing.T) {
 	sleep := []string{"--parsable", "--chdir=/", "--output=/dev/null", "--wrap=sleep 600"}
 	array := c.as(append([]string{"sbatch", "--array=0-1"}, sleep...)...)
-	whole := c.as("sbatch", "--parsable", "--chdir=/", "--output=/dev/null", "--nodes=1", "--hold", ":", "--nodes=2", c.script(t, "sleep 600"))
-	c.inside("scontrol", "release", whole)
 	runs := func(id string, n int) {
 		t.Helper()
 		c.await(fmt.Sprintf("%d jobs of %s", n, id), func() bool {
@@ -511,23 +503,19 @@ func (c *slurmCluster) arraysAndComponents(t *testing.T) {
 	if r := c.verb(slurmUser, "status", "--slurm", array+"_1"); r.status != 3 || !strings.Contains(r.stderr, "none of job "+array+"_1 on its 1 node") {
 		t.Errorf("one of an array: %d, %s", r.status, r.stderr)
 	}
-	runs(whole, 2)
-	if r := c.verb(slurmUser, "status", "--slurm", whole); r.status != 3 || !strings.Contains(r.stderr, "none of job "+whole+" on its 3 nodes") {
-		t.Errorf("a heterogeneous job: %d, %s", r.status, r.stderr)
-	}
-	if r := c.verb(slurmUser, "status", "--slurm", whole+"+1"); r.status != 3 || !strings.Contains(r.stderr, "none of job "+whole+"+1 on its 2 nodes") {
-		t.Errorf("a component: %d, %s", r.status, r.stderr)
-	}
-	c.as("scancel", array, whole)
-	c.idle(3)
-}
+	c.as("scancel", array)
 
-// script is a file with a batch script.
-func (c *slurmCluster) script(t *testing.T, text string) string {
-	t.Helper()
-	path := filepath.Join(c.dir, "script.sh")
-	if err := os.WriteFile(path, []byte("#!/bin/bash\n"+text+"\n"), 0o755); err != nil {
-		t.Fatal(err)
+	het := c.submit(t, 1, true, false, []string{"--nodelist=node1", ":", "--nodes=2", "--nodelist=node[2-3]", "--ntasks-per-node=2"},
+		[]string{`srun() { command srun --het-group=0,1 "$@"; }`})
+	het.awaitIdle(t, 1, 6)
+	all := map[string]string{"node1": "0 1", "node2": "2 3", "node3": "4 5"}
+	if a, _ := c.asked(t, 0, "pause", "--slurm", het.id); !a.OK || !maps.Equal(a.ranksOn(), all) {
+		t.Errorf("a heterogeneous job, paused: %+v", a)
 	}
-	return path
+	delete(all, "node1")
+	if a, _ := c.asked(t, 0, "resume", "--slurm", het.id+"+1"); !a.OK || !maps.Equal(a.ranksOn(), all) {
+		t.Errorf("a component of it, resumed: %+v", a)
+	}
+	c.as("scancel", het.id)
+	c.idle(3)
 }
