@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/kubernetes/third_party/forked/golang/expansion"
 )
@@ -23,13 +22,14 @@ import (
 // directories, the fields of the pod are put in the environment and the arguments, the containers are run as the
 // user of the pod, and the hooks at their time. All pods share the network of this machine.
 
-// node is one pod of a job on a node of its own.
+// node is one pod on a node of its own: of a job, or of a DaemonSet, which has no index.
 type node struct {
 	t       *testing.T
 	pod     corev1.PodSpec
-	job     *batchv1.Job
+	name    string // of the job or set
 	index   int
 	volumes map[string]string // name to directory
+	config  map[string]string // of the ConfigMap
 	image   []string          // the environment of the image
 }
 
@@ -37,9 +37,9 @@ type node struct {
 const hang = 3 * time.Minute
 
 // schedule gives a pod its node.
-func schedule(t *testing.T, job *batchv1.Job, index int, image ...string) *node {
+func schedule(t *testing.T, pod corev1.PodSpec, name string, index int, image ...string) *node {
 	t.Helper()
-	n := &node{t: t, pod: job.Spec.Template.Spec, job: job, index: index, volumes: map[string]string{}, image: image}
+	n := &node{t: t, pod: pod, name: name, index: index, volumes: map[string]string{}, image: image}
 	// Paths of sockets are short, and the scratch is no memory.
 	short := temporary(t, "")
 	disk := temporary(t, filepath.Join(root, "build"))
@@ -86,6 +86,13 @@ func (n *node) user() (uid, gid int) {
 	return int(*n.pod.SecurityContext.RunAsUser), int(*n.pod.SecurityContext.RunAsGroup)
 }
 
+func (n *node) groups() (list []uint32) {
+	if group := n.pod.SecurityContext.FSGroup; group != nil {
+		list = append(list, uint32(*group))
+	}
+	return list
+}
+
 // secret puts a Secret's key in a volume, as the kubelet does: root's, for the pod's group to read.
 func (n *node) secret(volume, key string, content []byte) {
 	n.t.Helper()
@@ -109,14 +116,17 @@ func (n *node) secret(volume, key string, content []byte) {
 // command is a container's process, or one that is run in it.
 func (n *node) command(c corev1.Container, words []string) *exec.Cmd {
 	n.t.Helper()
-	hostname := fmt.Sprintf("%s-%d", n.job.Name, n.index)
+	hostname := fmt.Sprintf("%s-%d", n.name, n.index)
 	fields := map[string]string{
 		"metadata.name": hostname + "-x7k2p", "metadata.namespace": "default", "spec.nodeName": fmt.Sprintf("node-%d", n.index),
-		"metadata.labels['batch.kubernetes.io/job-name']":                  n.job.Name,
+		"metadata.labels['batch.kubernetes.io/job-name']":                  n.name,
 		"metadata.annotations['batch.kubernetes.io/job-completion-index']": strconv.Itoa(n.index),
 	}
 	environ := append(slices.Clone(n.image), "PATH="+filepath.Dir(ebb)+":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOSTNAME="+hostname, "TMPDIR="+n.volumes["tmp"])
 	values := map[string]string{}
+	for name, value := range n.config {
+		environ = append(environ, name+"="+n.here(c, value))
+	}
 	for _, e := range c.Env {
 		value := e.Value
 		if e.ValueFrom != nil {
@@ -138,7 +148,7 @@ func (n *node) command(c corev1.Container, words []string) *exec.Cmd {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if os.Geteuid() == 0 {
 		uid, gid := n.user()
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid), Groups: []uint32{uint32(*n.pod.SecurityContext.FSGroup)}}
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid), Groups: n.groups()}
 	}
 	if path, err := lookPath(argv[0], environ); err == nil {
 		cmd.Path, cmd.Err = path, nil
@@ -170,7 +180,7 @@ func (n *node) here(c corev1.Container, text string) string {
 			text = strings.ReplaceAll(text, m.MountPath, n.volumes[m.Name])
 		}
 	}
-	return strings.ReplaceAll(text, fmt.Sprintf("--master_addr=%s-0.%s", n.job.Name, n.pod.Subdomain), "--master_addr=127.0.0.1")
+	return strings.ReplaceAll(text, fmt.Sprintf("--master_addr=%s-0.%s", n.name, n.pod.Subdomain), "--master_addr=127.0.0.1")
 }
 
 // process is a container that runs.

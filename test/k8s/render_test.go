@@ -204,3 +204,13 @@ func (a *accepted) reachable(t *testing.T, policy *networking.NetworkPolicy) {
 		t.Errorf("%d rules for controllers, want %d", rules, want)
 	}
 }
+
+// alone checks that the policy is about pods of its own, whom nobody reaches and who reach nobody.
+func (a *accepted) alone(t *testing.T) {
+	t.Helper()
+	for _, o := range a.rest {
+		if p, ok := o.(*networking.NetworkPolicy); ok && (len(p.Spec.Ingress)+len(p.Spec.Egress) > 0 || len(p.Spec.PolicyTypes) != 2 || len(p.Spec.PodSelector.MatchLabels) == 0) {
+			t.Errorf("the NetworkPolicy: %+v", p.Spec)
+		}
+	}
+}

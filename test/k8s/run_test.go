@@ -58,7 +58,7 @@ print("rank", dist.get_rank(), "of", dist.get_world_size(), "has", int(x.item())
 	var pods []*process
 	var nodes []*node
 	for i := range 2 {
-		n := schedule(t, a.jobs[0], i, image(i)...)
+		n := schedule(t, a.jobs[0].Spec.Template.Spec, a.jobs[0].Name, i, image(i)...)
 		nodes = append(nodes, n)
 		pods = append(pods, n.start(n.pod.Containers[0]))
 	}
@@ -121,7 +121,7 @@ func TestAControllerCommandsTheRanksOfPods(t *testing.T) {
 	var trainers, servers []*process
 	var urls []string
 	for i := range 2 {
-		n := schedule(t, a.jobs[0], i, image(i)...)
+		n := schedule(t, a.jobs[0].Spec.Template.Spec, a.jobs[0].Name, i, image(i)...)
 		n.secret("serve-token", "token", []byte(token+"\n"))
 		n.secret("serve-tls", "tls.crt", certificate)
 		n.secret("serve-tls", "tls.key", key)
