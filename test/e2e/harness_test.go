@@ -70,6 +70,12 @@ func runAll(m *testing.M) (status int, err error) {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(sockets)) }()
+	defer func() { // softgpu removes the account of a node when the same user starts one after it
+		left, _ := filepath.Glob(fmt.Sprintf("/dev/shm/softgpu-*-e2e-%d-*", os.Getpid()))
+		for _, file := range left {
+			err = errors.Join(err, os.Remove(file))
+		}
+	}()
 
 	probe = filepath.Join(work, "probe.so")
 	refuse = filepath.Join(work, "refuse_direct")
