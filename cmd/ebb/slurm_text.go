@@ -391,17 +391,17 @@ func (r jobStatus) remarks() []string {
 }
 
 // state is in one word where the memory of a node's ranks is.
-func (s statusResult) state(n *jobNode) string {
+func (r statusResult) state(n *jobNode) string {
 	switch {
 	case n.Lost != "":
 		return "lost"
-	case len(s.Ranks)+len(s.Silent) == 0:
+	case len(r.Ranks)+len(r.Silent) == 0:
 		return "no rank"
-	case len(s.Silent) > 0 || s.unanswered() > 0:
+	case len(r.Silent) > 0 || r.unanswered() > 0:
 		return "silent"
 	}
-	first := stateOf(s.Ranks[0].Status)
-	for _, rank := range s.Ranks {
+	first := stateOf(r.Ranks[0].Status)
+	for _, rank := range r.Ranks {
 		if stateOf(rank.Status) != first {
 			return "partly"
 		}

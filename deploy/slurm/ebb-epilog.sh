@@ -27,11 +27,17 @@ finish() {
 	exit 0
 }
 
+trap 'exit 0' EXIT # whatever ends this script
+
 conf=${0%/*}/ebb-epilog.conf
 if [ -r "$conf" ]; then
+	sh -n "$conf" 2>/dev/null || finish "$conf is no shell script: nothing was done"
 	# shellcheck source=deploy/slurm/ebb-epilog.conf
 	. "$conf"
 fi
+case $seconds in
+'' | *[!0-9]* | 0*) finish "seconds='$seconds' in $conf is no number: nothing was done" ;;
+esac
 
 # Who it was. Names from Slurm are checked: they become words of a command that root starts.
 uid=${SLURM_JOB_UID:-}

@@ -23,6 +23,7 @@ func TestSlurm(t *testing.T) {
 	t.Run("a job that is paused between its phases trains as without", c.trainsAlike)
 	t.Run("a job that is cancelled in mid-pause leaves nothing", c.cancelledInMidPause)
 	t.Run("only the ranks of the job are meant, and a requeued one reclaims its own", c.twoJobsOnANode)
+	t.Run("a rank that is stopped is late, and one command brings the others back", c.aRankIsLate)
 	t.Run("a node that is lost is named, and the others come back", c.losesANode)
 	t.Run("jobs that cannot be reached are refused", c.cannotBeReached)
 	t.Run("a job of an array and a heterogeneous job", c.arraysAndComponents)
@@ -386,6 +387,62 @@ func (c *slurmCluster) twoJobsOnANode(t *testing.T) {
 	c.asked(t, 0, "resume", "--slurm", other.id)
 	c.as("scancel", j.id, other.id)
 	c.idle(3)
+}
+
+func (c *slurmCluster) aRankIsLate(t *testing.T) {
+	j := c.submit(t, 2, true, false, nil, nil)
+	j.awaitIdle(t, 1, 4)
+	stopped := c.processOf(t, j, 3)
+	if err := stopped.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	paused, r := c.asked(t, 4, "pause", "--slurm", j.id)
+	for _, rank := range paused.Ranks {
+		if want := map[bool]string{true: "late", false: "done"}[rank.Rank == "3"]; rank.State != want {
+			t.Errorf("rank %s is %s, want %s", rank.Rank, rank.State, want)
+		}
+	}
+	if _, back, _ := strings.Cut(r.lastLine(), "3 of 4 ranks paused; to bring them back: "); paused.OK || len(paused.Ranks) != 4 || back != "ebb resume --slurm "+j.id {
+		t.Errorf("%+v\n%s", paused, r.stderr)
+	}
+	if err := stopped.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if a, _ := c.asked(t, 0, "resume", "--slurm", j.id); !a.OK || len(a.Ranks) != 4 {
+		t.Errorf("resumed: %+v", a)
+	}
+	a, _ := c.asked(t, 0, "status", "--slurm", j.id)
+	for _, rank := range a.Ranks {
+		if rank.Status.Active == 0 || rank.Status.Paused != 0 {
+			t.Errorf("after the resume: %+v", rank)
+		}
+	}
+	c.as("scancel", j.id)
+	c.idle(3)
+}
+
+// processOf is the process of a rank.
+func (c *slurmCluster) processOf(t *testing.T, j *demoJob, rank int) *os.Process {
+	t.Helper()
+	all, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range all {
+		program, _ := os.Readlink(dir + "/exe")
+		environ, _ := os.ReadFile(dir + "/environ")
+		has := func(entry string) bool { return strings.Contains("\x00"+string(environ), "\x00"+entry+"\x00") }
+		if program == c.dir+"/dist/bin/demo-train" && has("SLURM_JOB_ID="+j.id) && has(fmt.Sprintf("SLURM_PROCID=%d", rank)) {
+			var pid int
+			if _, err := fmt.Sscanf(dir, "/proc/%d", &pid); err != nil {
+				t.Fatal(err)
+			}
+			p, err := os.FindProcess(pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return p
+		}
+	}
+	t.Fatalf("no process of rank %d of job %s", rank, j.id)
+	return nil
 }
 
 func (c *slurmCluster) losesANode(t *testing.T) {
