@@ -15,6 +15,6 @@ func init() { fanout.Child() } // the parts of the cluster are this program, sta
 func TestOneControllerPausesAThousandNodes(t *testing.T) {
 	fanout.Run(t, fanout.Scale{
 		Nodes: 1000, Ranks: 8, Fat: 128, Doomed: 20, Hosts: 10,
-		Unit: time.Second, Timeout: 12 * time.Second, AtOnce: 128, Patience: time.Second,
+		Unit: time.Second, Timeout: 8 * time.Second, AtOnce: 128, Patience: 250 * time.Millisecond,
 	})
 }

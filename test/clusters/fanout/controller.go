@@ -49,7 +49,7 @@ type NodeTold struct {
 	Keys    int      // attempts
 	Asked   int      // requests
 	Largest int      // reply, in bytes
-	Why     string   // of a lost one
+	Why     string   // of one that is not done
 }
 
 // control is the controller's process.
@@ -87,7 +87,10 @@ type asking struct {
 	told  NodeTold
 	began time.Time // of the attempt
 	asked int       // requests of the attempt
-	late  []string  // of the attempt before
+
+	failed []string // ranks, in any attempt
+	late   []string // in the latest attempt
+	times  int      // so often in a row the same were late
 }
 
 func (c *controller) run() Told {
@@ -115,7 +118,7 @@ func (c *controller) run() Told {
 					ended <- a
 					continue
 				}
-				time.AfterFunc(c.task.Patience/2, func() { queue <- a })
+				time.AfterFunc(c.task.Patience, func() { queue <- a })
 			}
 		})
 	}
@@ -160,6 +163,10 @@ type commandReport struct {
 
 type named struct{ Rank string }
 
+// tries is how often in a row the same ranks must be late before the controller believes it, and for how many
+// deadlines a node may say nothing.
+const tries = 3
+
 // ask asks a node once; true: all is known that there is to know.
 func (c *controller) ask(a *asking) bool {
 	if a.asked == 0 {
@@ -171,7 +178,7 @@ func (c *controller) ask(a *asking) bool {
 	status, text, err := c.post(a)
 	if err != nil {
 		// It is under way, or nobody is there: a node replies by the deadline that it was given.
-		if time.Since(a.began) < 2*c.task.Timeout {
+		if time.Since(a.began) < tries*c.task.Timeout {
 			return false
 		}
 		a.told.Outcome, a.told.Why = Lost, err.Error()
@@ -184,44 +191,51 @@ func (c *controller) ask(a *asking) bool {
 		return true
 	}
 	report := &r.commandReport
-	code := ""
 	if r.Error != nil {
-		code, report = r.Error.Code, r.Error.Report
+		a.told.Why, report = r.Error.Code, r.Error.Report
 	}
 	switch {
-	case status == http.StatusOK:
-		a.told.Outcome = Done
-		a.hear(report)
-		return true
-	case status == http.StatusServiceUnavailable || code == "under_way":
-		return false
-	case code == "late" && report != nil && !report.Over:
-		return false // what has begun goes on
-	case code == "late" && report != nil:
-		a.hear(report)
-		if a.told.Keys < 2 || !slices.Equal(a.late, a.told.Named) {
-			a.late, a.asked = a.told.Named, 0 // a new attempt: the others stay paused
-			return false
-		}
-		a.told.Outcome = Late
-		return true
-	case code == "late":
-		return false // the ranks were not found in time
+	case report != nil && report.Over:
+		return a.over(report)
+	case report != nil, status == http.StatusServiceUnavailable, status == http.StatusGatewayTimeout:
+		return false // the same key again: it goes on, or has not begun
 	}
-	a.told.Outcome, a.told.Why = Failed, code
-	if report != nil {
-		a.hear(report)
-	}
+	a.told.Outcome = Failed
 	return true
 }
 
-// hear takes in what a report says of the ranks.
-func (a *asking) hear(r *commandReport) {
-	a.told.Ranks.Total, a.told.Ranks.Done, a.told.Named = r.Ranks.Total, r.Ranks.Done, nil
-	for _, n := range append(r.Failed, r.Late...) {
-		a.told.Named = append(a.told.Named, n.Rank)
+// over takes in a report after which nothing goes on. Ranks that are late are asked anew, with a new key, which leaves
+// the others as they are.
+func (a *asking) over(r *commandReport) bool {
+	var late []string
+	for _, n := range r.Late {
+		late = append(late, n.Rank)
 	}
+	for _, n := range r.Failed {
+		if !slices.Contains(a.failed, n.Rank) {
+			a.failed = append(a.failed, n.Rank)
+		}
+	}
+	slices.Sort(late)
+	if !slices.Equal(late, a.late) {
+		a.late, a.times = late, 0
+	}
+	if a.times++; len(late) > 0 && a.times < tries {
+		a.asked = 0
+		return false
+	}
+	a.told.Ranks.Total, a.told.Ranks.Done = r.Ranks.Total, r.Ranks.Done
+	a.told.Named = append(a.told.Named, append(a.failed, late...)...)
 	slices.Sort(a.told.Named)
+	switch {
+	case len(a.failed) > 0:
+		a.told.Outcome = Failed
+	case len(late) > 0:
+		a.told.Outcome = Late
+	default:
+		a.told.Outcome, a.told.Why = Done, ""
+	}
+	return true
 }
 
 // post sends the request and takes the reply, if it comes within the controller's patience.
@@ -232,7 +246,8 @@ func (c *controller) post(a *asking) (status int, text []byte, err error) {
 		c.repeats++
 	}
 	c.mu.Unlock()
-	ctx, stop := context.WithTimeout(context.Background(), c.task.Patience)
+	// Little at first, so that all are asked soon; more for those that take long.
+	ctx, stop := context.WithTimeout(context.Background(), c.task.Patience<<min(a.asked-1, 3))
 	defer stop()
 	body := fmt.Sprintf(`{"roles":["actor"],"timeout_s":%g}`, c.task.Timeout.Seconds())
 	if c.task.Verb == "resume" {

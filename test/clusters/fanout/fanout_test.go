@@ -15,6 +15,6 @@ func TestMain(m *testing.M) {
 func TestOneControllerPausesManyNodes(t *testing.T) {
 	Run(t, Scale{
 		Nodes: 44, Ranks: 4, Fat: 24, Doomed: 3, Hosts: 2,
-		Unit: 200 * time.Millisecond, Timeout: 3 * time.Second, AtOnce: 8, Patience: 250 * time.Millisecond,
+		Unit: 200 * time.Millisecond, Timeout: 2 * time.Second, AtOnce: 8, Patience: 250 * time.Millisecond,
 	})
 }

@@ -16,7 +16,7 @@ type Scale struct {
 	Unit     time.Duration // what the times below are multiples of
 	Timeout  time.Duration // that the controller gives a node
 	AtOnce   int           // requests that the controller has under way
-	Patience time.Duration // of the controller, before it asks another node and comes back to this one
+	Patience time.Duration // of the controller at first, before it asks another node and comes back to this one
 }
 
 // What becomes of a node.
@@ -125,7 +125,7 @@ func (s Scale) name(n, r int) string {
 // Outcomes of a node, as the controller tells them.
 const (
 	Done   = "done"   // every rank is paused
-	Late   = "late"   // some rank came to no safe point, or does not answer, twice in a row
+	Late   = "late"   // some rank came to no safe point, or does not answer, however often it is asked
 	Failed = "failed" // some rank failed, or ended
 	Lost   = "lost"   // no answer
 )
