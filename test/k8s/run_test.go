@@ -22,6 +22,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // needs skips a test for want of a program or of what make build makes.
@@ -212,12 +214,31 @@ func TestAControllerCommandsTheRanksOfPods(t *testing.T) {
 		if left := backups(files(t, n.volumes["scratch"])); len(left) > 0 {
 			t.Errorf("left on node %d: %v", i, left)
 		}
+		withinLimit(t, servers[i], n.pod.InitContainers[0])
 		if err := syscall.Kill(servers[i].cmd.Process.Pid, syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
 		if err := servers[i].wait(t); err != nil {
 			t.Errorf("ebb serve ended with %v\n%s", err, servers[i].said())
 		}
+	}
+}
+
+// withinLimit checks that a container's process has never had more memory than half of the limit.
+func withinLimit(t *testing.T, p *process, c corev1.Container) {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(status), "VmHWM:")
+	var kib int64
+	if _, err := fmt.Sscan(after, &kib); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s had %d MiB", p.name, kib>>10)
+	if limit := c.Resources.Limits.Memory().Value(); kib<<10 > limit/2 {
+		t.Errorf("%s had %d KiB, of %d bytes", p.name, kib, limit)
 	}
 }
 
