@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/ebb-offload/ebb/internal/launch"
@@ -163,7 +162,7 @@ func reportFailed(err error, paths []string) error {
 func reportSummary(r *report.Report, file string) string {
 	text := fmt.Sprintf("%s: %s, %s", file, launch.Count(len(r.Ranks), "rank"), launch.Count(r.Pause.Done, "pause"))
 	if r.Pause.Done > 0 {
-		text += fmt.Sprintf(", together %s (%s) a time", humanize.Bytes(uint64(r.PauseHost.Bytes.Median)), humanize.IBytes(uint64(r.PauseHost.Bytes.Median)))
+		text += fmt.Sprintf(", together %s a time", both(uint64(r.PauseHost.Bytes.Median)))
 	}
 	return text + ", " + launch.Count(r.Failed, "failure")
 }

@@ -1,42 +1,24 @@
 package main
 
-import "fmt"
+import "github.com/ebb-offload/ebb/internal/sizes"
 
 // unit is the unit of the sizes of a table.
 type unit struct {
 	name string
-	size float64
+	sizes.Unit
 }
 
 // unitFor is the unit in which sizes up to the largest one are easy to read.
 func unitFor(largest uint64) unit {
-	if largest >= 1e9 {
-		return unit{"GB", 1e9}
-	}
-	return unit{"MB", 1e6}
+	u := sizes.UnitFor(largest)
+	return unit{u.Name, u}
 }
 
 // of is a size in at most 6 characters.
-func (u unit) of(bytes uint64) string { return short(float64(bytes) / u.size) }
+func (u unit) of(bytes uint64) string { return u.Of(bytes) }
 
 // short is a number in at most 6 characters, for as long as it is below a million.
-func short(x float64) string {
-	switch {
-	case x >= 1000:
-		return fmt.Sprintf("%.0f", x)
-	case x >= 100:
-		return fmt.Sprintf("%.1f", x)
-	}
-	return fmt.Sprintf("%.2f", x)
-}
+func short(x float64) string { return sizes.Short(x) }
 
 // both is a size in powers of ten and of two: "40.05 GB (37.30 GiB)".
-func both(bytes uint64) string {
-	switch {
-	case bytes >= 1e9:
-		return fmt.Sprintf("%.2f GB (%.2f GiB)", float64(bytes)/1e9, float64(bytes)/(1<<30))
-	case bytes >= 1e6:
-		return fmt.Sprintf("%.1f MB (%.1f MiB)", float64(bytes)/1e6, float64(bytes)/(1<<20))
-	}
-	return fmt.Sprintf("%d bytes", bytes)
-}
+func both(bytes uint64) string { return sizes.DecimalFirst(bytes) }

@@ -12,6 +12,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/ebb-offload/ebb/internal/launch"
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // sort puts ratios first, and the rows in their order.
@@ -230,19 +231,4 @@ func amount(unit string, v float64) string {
 }
 
 // sizeText is a number of bytes in units of powers of 1024.
-func sizeText(n uint64) string {
-	switch {
-	case n >= gib:
-		return trimmed(float64(n)/gib) + " GiB"
-	case n >= mib:
-		return trimmed(float64(n)/mib) + " MiB"
-	case n >= 1024:
-		return trimmed(float64(n)/1024) + " KiB"
-	}
-	return fmt.Sprintf("%d bytes", n)
-}
-
-// trimmed has up to two digits behind the point.
-func trimmed(v float64) string {
-	return strings.TrimSuffix(strings.TrimRight(fmt.Sprintf("%.2f", v), "0"), ".")
-}
+func sizeText(n uint64) string { return sizes.Exact(n) }

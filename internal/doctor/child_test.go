@@ -164,7 +164,7 @@ func TestRoomForAllDevices(t *testing.T) {
 	if got := overall([]Finding{device}); len(got) != 0 {
 		t.Errorf("without a disk: %+v", got)
 	}
-	expect(t, overall([]Finding{device, device, disk(1, 100<<30), disk(2, 100<<30)})[0], OK, "160.0 GiB", "200.0 GiB")
+	expect(t, overall([]Finding{device, device, disk(1, 100<<30), disk(2, 100<<30)})[0], OK, "160 GiB", "200 GiB")
 	// Two directories on one disk have its room once.
-	expect(t, overall([]Finding{device, device, disk(1, 100<<30), disk(1, 100<<30)})[0], Warn, "100.0 GiB", "make room")
+	expect(t, overall([]Finding{device, device, disk(1, 100<<30), disk(1, 100<<30)})[0], Warn, "100 GiB", "make room")
 }

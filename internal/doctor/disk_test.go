@@ -183,7 +183,7 @@ func TestTheMountOfAPathByItsName(t *testing.T) {
 }
 
 func TestRoom(t *testing.T) {
-	expect(t, judgeRoom(unix.Statfs_t{Bsize: 4096, Blocks: 1 << 28, Bavail: 1 << 27, Files: 1 << 20, Ffree: 1 << 19}), OK, "512.0 GiB (549.8 GB) of 1.0 TiB", "524288 inodes")
+	expect(t, judgeRoom(unix.Statfs_t{Bsize: 4096, Blocks: 1 << 28, Bavail: 1 << 27, Files: 1 << 20, Ffree: 1 << 19}), OK, "512 GiB (549.8 GB) of 1 TiB", "524288 inodes")
 	expect(t, judgeRoom(unix.Statfs_t{Bsize: 4096, Blocks: 1 << 28, Bavail: 100, Files: 1 << 20, Ffree: 1 << 19}), Fail, "full")
 	expect(t, judgeRoom(unix.Statfs_t{Bsize: 4096, Blocks: 1 << 28, Bavail: 1 << 27, Files: 1 << 20, Ffree: 0}), Fail, "no room for files")
 	// btrfs has no fixed number of inodes.
@@ -195,7 +195,7 @@ func TestWhatDeadRunsLeft(t *testing.T) {
 	expect(t, judgeStale("ebb gc", nil), OK, "nothing of dead runs")
 	expect(t, judgeStale("ebb gc", []rankdir.Report{live, live}), OK, "2 ranks live here")
 	expect(t, judgeStale("ebb gc --disk-dir /d", []rankdir.Report{live, {State: rankdir.Reclaimable, Files: []string{"a", "b"}, Bytes: 3 << 30}}),
-		Warn, "1 rank directory with 2 files, 3.0 GiB (3.2 GB); 1 rank lives here", "ebb gc --disk-dir /d")
+		Warn, "1 rank directory with 2 files, 3 GiB (3.2 GB); 1 rank lives here", "ebb gc --disk-dir /d")
 	expect(t, judgeStale("ebb gc", []rankdir.Report{{State: rankdir.KeptForeign, Dir: "/d/x", Why: "not ebb's"}}), Warn, "/d/x: not ebb's")
 }
 

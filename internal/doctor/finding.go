@@ -3,6 +3,8 @@ package doctor
 import (
 	"fmt"
 	"strings"
+
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // Status is the verdict of a check.
@@ -70,20 +72,7 @@ func (f Finding) value(name string, v float64) Finding {
 	return f
 }
 
-// size is bytes for people, in powers of 1024 and of 1000.
-func size(n uint64) string {
-	switch {
-	case n >= 1<<40:
-		return fmt.Sprintf("%.1f TiB (%.1f TB)", float64(n)/(1<<40), float64(n)/1e12)
-	case n >= 1<<30:
-		return fmt.Sprintf("%.1f GiB (%.1f GB)", float64(n)/(1<<30), float64(n)/1e9)
-	case n >= 1<<20:
-		return fmt.Sprintf("%.0f MiB (%.0f MB)", float64(n)/(1<<20), float64(n)/1e6)
-	case n >= 1<<10:
-		return fmt.Sprintf("%d KiB", n>>10)
-	}
-	return fmt.Sprintf("%d bytes", n)
-}
+func size(n uint64) string { return sizes.Both(n) }
 
 // list is names with commas and an "and".
 func list(names []string) string {

@@ -11,7 +11,7 @@ func TestMemlock(t *testing.T) {
 	expect(t, judgeMemlock(unlimited, rdma), OK, "no limit")
 	expect(t, judgeMemlock(8<<20, rdma), Warn, "8 MiB", "mlx5_0", "ulimit -l unlimited")
 	expect(t, judgeMemlock(8<<20, nil), OK, "8 MiB", "no RDMA devices")
-	expect(t, judgeMemlock(8<<30, rdma), OK, "8.0 GiB", "with the RDMA devices (mlx5_0")
+	expect(t, judgeMemlock(8<<30, rdma), OK, "8 GiB", "with the RDMA devices (mlx5_0")
 }
 
 func TestHostMemory(t *testing.T) {
@@ -31,7 +31,7 @@ func TestMemoryCgroups(t *testing.T) {
 	expect(t, judgeCgroup(nil, ""), OK, "no memory cgroup")
 	expect(t, judgeCgroup(nil, "v2"), OK, "without a limit")
 	groups := []hostmem.Group{{Path: "/pod/a", Limit: 100 * gib, Used: 10 * gib}, {Path: "/pod", Limit: 64 * gib, Used: 20 * gib}}
-	expect(t, judgeCgroup(groups, "v2"), OK, "/pod allows 64.0 GiB", "20.0 GiB")
+	expect(t, judgeCgroup(groups, "v2"), OK, "/pod allows 64 GiB", "20 GiB")
 	groups[0].Used = 98 * gib
 	expect(t, judgeCgroup(groups, "v1"), Warn, "cgroup v1 /pod/a", "raise the limit")
 	groups[1].Used = 70 * gib // above a limit that was lowered
@@ -40,7 +40,7 @@ func TestMemoryCgroups(t *testing.T) {
 
 func TestHugePages(t *testing.T) {
 	expect(t, judgeHugePages(node("two-sockets")), OK, "madvise")
-	expect(t, judgeHugePages(node("workstation")), Warn, "16.0 GiB", "52 %", "vm.nr_hugepages=0")
+	expect(t, judgeHugePages(node("workstation")), Warn, "16 GiB", "52 %", "vm.nr_hugepages=0")
 	never := map[string]string{"sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]\n"}
 	expect(t, judgeHugePages(changed(t, "two-sockets", never)), Warn, "off (never)", "echo madvise")
 	expect(t, judgeHugePages(node("container")), Warn, "no transparent huge pages")

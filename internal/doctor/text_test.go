@@ -70,7 +70,7 @@ func TestWrap(t *testing.T) {
 }
 
 func TestSizes(t *testing.T) {
-	for n, want := range map[uint64]string{0: "0 bytes", 4096: "4 KiB", 512 << 20: "512 MiB (537 MB)", 80 << 30: "80.0 GiB (85.9 GB)", 3 << 40: "3.0 TiB (3.3 TB)"} {
+	for n, want := range map[uint64]string{0: "0 bytes", 4096: "4 KiB (4.1 kB)", 512 << 20: "512 MiB (536.9 MB)", 80 << 30: "80 GiB (85.9 GB)", 3 << 40: "3 TiB (3.3 TB)"} {
 		if got := size(n); got != want {
 			t.Errorf("size(%d) = %q, want %q", n, got, want)
 		}

@@ -611,8 +611,8 @@ func textLines(t *testing.T, log string) {
 		t.Fatalf("%d lines: %s", len(lines), log)
 	}
 	for i, parts := range [][]string{
-		{"paused 121.0 MiB (0.1 GB) in ", " GB/s; 120.0 MiB (0.1 GB) to disk; 1.0 MiB to host memory; ", "move "},
-		{"resumed 121.0 MiB (0.1 GB) in ", " GB/s; 120.0 MiB (0.1 GB) from disk; 1.0 MiB from host memory; ", "move "},
+		{"paused 121 MiB (126.9 MB) in ", " GB/s; 120 MiB (125.8 MB) to disk; 1.0 MiB to host memory; ", "move "},
+		{"resumed 121 MiB (126.9 MB) in ", " GB/s; 120 MiB (125.8 MB) from disk; 1.0 MiB from host memory; ", "move "},
 		{"something odd; in two lines"},
 	} {
 		if !strings.HasPrefix(lines[i], "ebb: role=actor cell=0 rank=3: "+parts[0]) {

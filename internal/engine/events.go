@@ -11,7 +11,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/control"
-	"github.com/ebb-offload/ebb/internal/store"
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // events tell what happens in the engine: to those who subscribed on the control socket, and in the event
@@ -190,9 +190,9 @@ func (e *Engine) logOutcome(ev control.Event, out *outcome) {
 // bothSizes is a number of bytes as both kinds of people count them, where that makes a difference.
 func bothSizes(n uint64) string {
 	if n < 100e6 {
-		return store.Size(n)
+		return sizes.Binary(n)
 	}
-	return fmt.Sprintf("%s (%.1f GB)", store.Size(n), float64(n)/1e9)
+	return sizes.Both(n)
 }
 
 // Names of operations.

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // ErrMemory says that the host has too little memory.
@@ -159,13 +161,4 @@ func (l Limits) empty() Limits {
 }
 
 // Size is a number of bytes for people, in powers of 1024, with one digit after the point.
-func Size(n uint64) string {
-	switch {
-	case n >= 1<<30:
-		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
-	case n >= 1<<20:
-		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
-	default:
-		return fmt.Sprintf("%d bytes", n)
-	}
-}
+func Size(n uint64) string { return sizes.Binary(n) }

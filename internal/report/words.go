@@ -6,17 +6,14 @@ import (
 	"strconv"
 
 	"github.com/dustin/go-humanize"
+
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // size is a number of bytes in powers of 1000, and both in powers of 1024 too.
-func size(n uint64) string { return humanize.Bytes(n) }
+func size(n uint64) string { return sizes.Decimal(n) }
 
-func both(n float64) string {
-	if n < 1000 {
-		return fmt.Sprintf("%.0f B", n)
-	}
-	return fmt.Sprintf("%s (%s)", humanize.Bytes(uint64(n)), humanize.IBytes(uint64(n)))
-}
+func both(n float64) string { return sizes.DecimalFirst(uint64(max(n, 0))) }
 
 // duration is a time in seconds, for people.
 func duration(s float64) string {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // Errors of this package; wrapped with the backing and the block they concern.
@@ -84,14 +86,4 @@ func allFull(need uint64, each []*NoSpaceError) error {
 }
 
 // Size is a number of bytes for people: "512 bytes", "1.5 MiB".
-func Size(n uint64) string {
-	if n < 1<<10 {
-		return fmt.Sprintf("%d bytes", n)
-	}
-	units := []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
-	v, unit := float64(n)/1024, 0
-	for v >= 1024 && unit < len(units)-1 {
-		v, unit = v/1024, unit+1
-	}
-	return fmt.Sprintf("%.1f %s", v, units[unit])
-}
+func Size(n uint64) string { return sizes.Binary(n) }

@@ -9,10 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dustin/go-humanize"
-
 	"github.com/ebb-offload/ebb/internal/control"
 	"github.com/ebb-offload/ebb/internal/node"
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // measureEvery is how often the devices are asked for their free memory.
@@ -183,7 +182,7 @@ func (h *handOver) stands(ctx context.Context) string {
 
 // heldBy says who holds a device's memory, the largest first.
 func (h *handOver) heldBy(d control.Device) string {
-	text := fmt.Sprintf("%s has %s free of %s", deviceName(d), humanize.IBytes(d.Free), humanize.IBytes(d.Total))
+	text := fmt.Sprintf("%s has %s free of %s", deviceName(d), sizes.Exact(d.Free), sizes.Exact(d.Total))
 	if len(d.Holders) == 0 {
 		return text + "; who holds the rest is not told"
 	}
@@ -196,7 +195,7 @@ func (h *handOver) heldBy(d control.Device) string {
 			held = append(held, fmt.Sprintf("%d more", len(holders)-most))
 			break
 		}
-		held = append(held, fmt.Sprintf("%s %s", h.holder(o), humanize.IBytes(o.Bytes)))
+		held = append(held, fmt.Sprintf("%s %s", h.holder(o), sizes.Exact(o.Bytes)))
 	}
 	if len(held) == 0 {
 		return text
@@ -223,7 +222,7 @@ func deviceName(d control.Device) string {
 }
 
 // bytesOf is a size in both units.
-func bytesOf(n uint64) string { return fmt.Sprintf("%s (%s)", humanize.IBytes(n), humanize.Bytes(n)) }
+func bytesOf(n uint64) string { return sizes.Both(n) }
 
 func plural(n int, what string) string {
 	if n == 1 {

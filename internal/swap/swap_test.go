@@ -65,7 +65,7 @@ func TestHoldersAreNamedTheLargestFirst(t *testing.T) {
 	for i, bytes := range []uint64{1 << 20, 0, 8 << 20, 2 << 20, 4 << 20, 1 << 20} {
 		d.Holders = append(d.Holders, control.Holder{PID: 5 + i, Bytes: bytes, Name: "python"})
 	}
-	want := "GPU a has 1.0 MiB free of 64 MiB, held by actor/0/3 (pid 7) 8.0 MiB, process 9 (python) 4.0 MiB, process 8 (python) 2.0 MiB, process 5 (python) 1.0 MiB, 1 more"
+	want := "GPU a has 1 MiB free of 64 MiB, held by actor/0/3 (pid 7) 8 MiB, process 9 (python) 4 MiB, process 8 (python) 2 MiB, process 5 (python) 1 MiB, 1 more"
 	if got := h.heldBy(d); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

@@ -25,6 +25,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/rankdir"
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 const (
@@ -73,20 +74,7 @@ const holdersShown = 8
 func (e *QuotaError) Left() uint64 { return e.Quota - min(e.Quota, e.Held) }
 
 // size is a number of bytes for people, in the powers of 1000 that the quota is given in.
-func size(n uint64) string {
-	switch {
-	case n == 1:
-		return "1 byte"
-	case n < 1000:
-		return fmt.Sprintf("%d bytes", n)
-	}
-	units := []string{"kB", "MB", "GB", "TB", "PB", "EB"}
-	v, unit := float64(n)/1000, 0
-	for v >= 1000 && unit < len(units)-1 {
-		v, unit = v/1000, unit+1
-	}
-	return fmt.Sprintf("%.2f %s", v, units[unit])
-}
+func size(n uint64) string { return sizes.Decimal(n) }
 
 // Path is that of the file of a disk directory.
 func Path(base string) string { return filepath.Join(base, ebbDir, fileName) }
