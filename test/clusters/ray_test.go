@@ -54,7 +54,7 @@ func TestRay(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(context.Background(), rayHangs)
 	defer cancel()
-	script := `ip link set lo up && hostname localhost && exec "$@"`
+	script := `ip link set lo up && hostname localhost && "$@"; exit $?` // it stays, and reaps what others leave
 	args := append(slices.Clone(inNamespaces), "sh", "-c", script, "sh",
 		python, filepath.Join(root, "test/clusters/testdata/ray_job.py"), filepath.Join(work, "w"), filepath.Join(root, "dist"))
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
@@ -63,7 +63,7 @@ func TestRay(t *testing.T) {
 		"PYTHONPATH=" + strings.Join([]string{
 			filepath.Join(root, "python"), filepath.Join(root, "test/clusters/testdata"), filepath.Join(root, "test/e2e/testdata"), filepath.Join(root, "test/python"),
 		}, ":"),
-		"RAY_USAGE_STATS_ENABLED=0", "RAY_TMPDIR=" + work, "RAY_TEST_NODE=" + node, "RAY_TEST_PAGE=" + filepath.Join(root, "docs/clusters/ray.md"), "EBB_RUNTIME_DIR=" + filepath.Join(work, "s"),
+		"RAY_USAGE_STATS_ENABLED=0", "RAY_prestart_worker_first_driver=0", "RAY_enable_worker_prestart=0", "RAY_TMPDIR=" + work, "RAY_TEST_NODE=" + node, "RAY_TEST_PAGE=" + filepath.Join(root, "docs/clusters/ray.md"), "EBB_RUNTIME_DIR=" + filepath.Join(work, "s"),
 	}
 	for _, dir := range []string{"w", "s"} {
 		if err := os.Mkdir(filepath.Join(work, dir), 0o700); err != nil {
