@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	rayv1 "github.com/ray-project/kuberay/ray-operator/apis/ray/v1"
@@ -285,7 +284,7 @@ func checkPod(t *testing.T, p namedPod) {
 	if !ok {
 		t.Fatalf("a Pod is %T", to)
 	}
-	to.Spec.ServiceAccountName, to.Spec.DeprecatedServiceAccount = "default", "default" // as admission does
+	to.Spec.ServiceAccountName, to.Spec.DeprecatedServiceAccount = "default", "default" //nolint:staticcheck // the old field too, as admission does
 	none(t, p.of+"'s pod", corevalidation.ValidatePodCreate(to, corevalidation.PodValidationOptions{ResourceIsPod: true}))
 }
 
@@ -336,13 +335,4 @@ func asJSON(t *testing.T, value any) string {
 		t.Fatal(err)
 	}
 	return string(text)
-}
-
-func has(list []string, word string) bool {
-	for _, l := range list {
-		if strings.Contains(l, word) {
-			return true
-		}
-	}
-	return false
 }

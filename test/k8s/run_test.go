@@ -200,9 +200,8 @@ func TestAControllerCommandsTheRanksOfPods(t *testing.T) {
 
 	// Node 1 is deleted while it is paused: its hooks, then SIGTERM, as the kubelet does; the job fails, and so node
 	// 0 ends too.
-	n := nodes[1]
 	for _, i := range []int{1, 0} {
-		n = nodes[i]
+		n := nodes[i]
 		n.hook(n.pod.Containers[0])
 		if err := syscall.Kill(trainers[i].cmd.Process.Pid, syscall.SIGTERM); err != nil {
 			t.Fatal(err)
