@@ -166,6 +166,10 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                     f"not {parameter.dtype} of layout {parameter.layout}, shape {tuple(parameter.shape)}"
                 )
 
+    def gradient_of(self, parameter: Any) -> Any:
+        """The gradient that a step is made with, or None: its `grad`. Of the parameter's shape, and of any type."""
+        return parameter.grad
+
     # ---- the step ----------------------------------------------------------------------------
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -265,6 +269,17 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 self.prefetch()
         finally:
             self._lock.release()
+
+    def take_parameters(self) -> None:
+        """Parameters were changed by others: the masters begin as they are now, at the next step. Moments stay.
+
+        Raises WrongState after a StateError.
+        """
+        with self._lock:
+            self._check_current()
+            for bucket in self._buckets:
+                for piece in bucket.pieces:
+                    piece.has_master = False
 
     def release(self) -> None:
         """Gives the GPU memory of the buckets in flight back; the next step takes it again. ebb.pause() does it too, and
@@ -777,8 +792,8 @@ class _Step:
         self.loss = loss
         self.options = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         parameters = optimizer._parameters()
-        self._parameters = parameters
-        self.gradients = {n: p.grad for n, p in enumerate(parameters) if p.grad is not None}
+        self._parameters, self._gradient_of = parameters, optimizer.gradient_of
+        self.gradients = self._now()
         for number, gradient in self.gradients.items():
             if gradient.layout is not torch.strided:
                 raise InvalidArgument(f"{type(optimizer).__name__} takes no sparse gradient: parameter {number} has one")
@@ -808,8 +823,13 @@ class _Step:
             piece.steps, piece.has_master = count, bucket.masters
         self._left = [b for b in self._left if b is not bucket]
 
+    def _now(self) -> Dict[int, Any]:
+        """Gradients by number of parameter."""
+        told = ((number, self._gradient_of(p)) for number, p in enumerate(self._parameters))
+        return {number: gradient for number, gradient in told if gradient is not None}
+
     def check_unchanged(self) -> None:
-        now = {n: p.grad for n, p in enumerate(self._parameters) if p.grad is not None}
+        now = self._now()
         same = now.keys() == self.gradients.keys() and all(
             gradient is self.gradients[n] and gradient._version == self._versions[n] for n, gradient in now.items()
         )
