@@ -2,6 +2,7 @@ package clusters
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -23,6 +24,7 @@ func TestSlurm(t *testing.T) {
 	t.Run("a job that is paused between its phases trains as without", c.trainsAlike)
 	t.Run("a job that is cancelled in mid-pause leaves nothing", c.cancelledInMidPause)
 	t.Run("only the ranks of the job are meant, and a requeued one reclaims its own", c.twoJobsOnANode)
+	t.Run("Ctrl-C waits for what has begun on the nodes", c.interrupted)
 	t.Run("a rank that is stopped is late, and one command brings the others back", c.aRankIsLate)
 	t.Run("a node that is lost is named, and the others come back", c.losesANode)
 	t.Run("jobs that cannot be reached are refused", c.cannotBeReached)
@@ -44,8 +46,18 @@ type demoJob struct {
 	said map[string]string
 }
 
-// submit starts a job. Without ebb the ranks are started as any program is; ignoreTERM: nothing but SIGKILL ends them.
-func (c *slurmCluster) submit(t *testing.T, nodes int, ebb, ignoreTERM bool, sbatch, env []string) *demoJob {
+// jobSpec is how a job is started, with two ranks on each node.
+type jobSpec struct {
+	nodes      int
+	plain      bool     // without ebb
+	documented bool     // by the script of the docs
+	ignoreTERM bool     // nothing but SIGKILL ends its ranks
+	sbatch     []string // further options
+	script     string   // lines of the batch script
+}
+
+// submit starts a job.
+func (c *slurmCluster) submit(t *testing.T, spec jobSpec) *demoJob {
 	t.Helper()
 	dir, err := os.MkdirTemp(c.dir, "job-")
 	if err != nil {
@@ -65,16 +77,18 @@ func (c *slurmCluster) submit(t *testing.T, nodes int, ebb, ignoreTERM bool, sba
 		"--rollouts", dir + "/rollouts", "--cycles", "2", "--steps", "4", "--megabytes", "12",
 	}, " ")
 	rank := "exec env RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LD_LIBRARY_PATH=" + c.dir + "/dist/lib/softgpu " + train
-	if ignoreTERM {
+	if spec.ignoreTERM {
 		train = `bash -c "trap '' TERM; exec ` + train + `"`
 	}
-	if ebb {
+	if !spec.plain {
 		rank = "exec " + c.ebb() + " exec --device soft --offload-train --offload-train-target disk --offload-train-disk-chunk-mb 4 -- " + train
 	}
 	for name, text := range map[string]string{
+		"train":   "#!/bin/bash\nexport SOFTGPU_NODE=$SLURMD_NODENAME-$SLURM_JOB_ID SOFTGPU_DEVICES=1 SOFTGPU_MEM_MB=160 DEMO_EVENTS=" + dir + "/events\nexec " + train + "\n",
+		"docs.sh": documented(t, dir+"/train"),
 		"rank.sh": "#!/bin/bash\nexport SOFTGPU_NODE=$SLURMD_NODENAME-$SLURM_JOB_ID\n" + rank + "\n",
-		"job.sh": "#!/bin/bash\nexport MASTER_ADDR=" + subnet + "1 MASTER_PORT=$((20000 + SLURM_JOB_ID)) SOFTGPU_DEVICES=1 SOFTGPU_MEM_MB=160 DEMO_EVENTS=" + dir + "/events\n" +
-			strings.Join(env, "\n") + "\nsrun --no-kill --ntasks-per-node=2 " + dir + "/rank.sh\n",
+		"job.sh": "#!/bin/bash\nexport MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=$((20000 + SLURM_JOB_ID)) SOFTGPU_DEVICES=1 SOFTGPU_MEM_MB=160 DEMO_EVENTS=" + dir + "/events\n" +
+			spec.script + "\nsrun --no-kill --ntasks-per-node=2 " + dir + "/rank.sh\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
 			t.Fatal(err)
@@ -108,8 +122,12 @@ func (c *slurmCluster) submit(t *testing.T, nodes int, ebb, ignoreTERM bool, sba
 		<-read
 		_, _ = j.events.Close(), j.tell.Close()
 	})
-	args := append([]string{"sbatch", "--parsable", "--chdir=/", fmt.Sprintf("--nodes=%d", nodes), "--ntasks-per-node=2", "--output=" + dir + "/out", "--open-mode=append"}, sbatch...)
-	j.id = c.as(append(args, dir+"/job.sh")...)
+	args := append([]string{"sbatch", "--parsable", "--chdir=/", fmt.Sprintf("--nodes=%d", spec.nodes), "--ntasks-per-node=2", "--output=" + dir + "/out", "--open-mode=append"}, spec.sbatch...)
+	script := dir + "/job.sh"
+	if spec.documented {
+		script = dir + "/docs.sh"
+	}
+	j.id = c.as(append(args, script)...)
 	return j
 }
 
@@ -260,10 +278,28 @@ func (n *slurmNode) nothingLeft(t *testing.T) {
 	}
 }
 
+// documented is the batch script of docs/clusters/slurm.md, with another training program and without GPUs.
+func documented(t *testing.T, train string) string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join(root, "docs/clusters/slurm.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, script, _ := strings.Cut(string(page), "```bash\n")
+	script, _, _ = strings.Cut(script, "```")
+	for _, change := range [][2]string{{"python train.py", train}, {"#SBATCH --gpus-per-node=8\n", ""}, {"#SBATCH --ntasks-per-node=8", "#SBATCH --ntasks-per-node=2"}} {
+		if strings.Count(script, change[0]) != 1 {
+			t.Fatalf("the script of the docs has not one %q:\n%s", change[0], script)
+		}
+		script = strings.Replace(script, change[0], change[1], 1)
+	}
+	return script
+}
+
 func (c *slurmCluster) trainsAlike(t *testing.T) {
-	plain := c.submit(t, 3, false, false, nil, nil)
+	plain := c.submit(t, jobSpec{nodes: 3, plain: true})
 	plain.awaitEnd()
-	j := c.submit(t, 3, true, false, nil, nil)
+	j := c.submit(t, jobSpec{nodes: 3, documented: true, sbatch: []string{"--export=ALL,EBB_DEVICE=soft,EBB_OFFLOAD_TRAIN_DISK_CHUNK_MB=4,PATH=" + filepath.Dir(c.ebb()) + ":" + os.Getenv("PATH")}})
 	for cycle := 1; cycle <= 2; cycle++ {
 		j.awaitIdle(t, cycle, 6)
 		paused, _ := c.asked(t, 0, "pause", "--slurm", j.id)
@@ -309,7 +345,7 @@ func (c *slurmCluster) trainsAlike(t *testing.T) {
 }
 
 func (c *slurmCluster) cancelledInMidPause(t *testing.T) {
-	j := c.submit(t, 3, true, true, nil, []string{"export EBB_FAULT_FILES=pwrite:*:delay=1s"})
+	j := c.submit(t, jobSpec{nodes: 3, ignoreTERM: true, script: "export EBB_FAULT_FILES=pwrite:*:delay=1s"})
 	j.awaitIdle(t, 1, 6)
 	pause := make(chan ran, 1)
 	go func() { pause <- c.verb(slurmUser, "pause", "--slurm", j.id) }()
@@ -338,7 +374,7 @@ func (c *slurmCluster) twoJobsOnANode(t *testing.T) {
 	c.configureEpilog("/nowhere") // so that it is the job itself that finds what its predecessor left
 	defer c.configureEpilog(c.local() + "/miles_train_offload_%U")
 	where := []string{"--nodelist=node1", "--requeue"}
-	j, other := c.submit(t, 1, true, true, where, nil), c.submit(t, 1, true, false, where, nil)
+	j, other := c.submit(t, jobSpec{nodes: 1, ignoreTERM: true, sbatch: where}), c.submit(t, jobSpec{nodes: 1, sbatch: where})
 	j.awaitIdle(t, 1, 2)
 	other.awaitIdle(t, 1, 2)
 	if a, _ := c.asked(t, 0, "pause", "--slurm", j.id); !a.OK || len(a.Ranks) != 2 {
@@ -389,8 +425,40 @@ func (c *slurmCluster) twoJobsOnANode(t *testing.T) {
 	c.idle(3)
 }
 
+func (c *slurmCluster) interrupted(t *testing.T) {
+	j := c.submit(t, jobSpec{nodes: 2, script: "export EBB_FAULT_FILES=pwrite:*:delay=500ms"})
+	j.awaitIdle(t, 1, 4)
+	var stdout, stderr bytes.Buffer
+	pause := c.cmd(slurmUser, c.ebb(), "pause", "--slurm", j.id, "--json")
+	pause.Stdout, pause.Stderr = &stdout, &stderr
+	if err := pause.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c.await("the begin of the pause on all ranks", func() bool {
+		begun := map[string]bool{}
+		for _, n := range c.nodes {
+			for _, name := range n.files(t) {
+				if dir, _, in := strings.Cut(name, "/ebb-"); in {
+					begun[dir] = true
+				}
+			}
+		}
+		return len(begun) == 4
+	})
+	if err := pause.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	err := pause.Wait()
+	var a slurmAnswer
+	if json.Unmarshal(stdout.Bytes(), &a) != nil || err != nil || !a.OK || len(a.Ranks) != 4 || !strings.Contains(stderr.String(), "withdrawn where it has not begun") {
+		t.Errorf("%v\n%s%s", err, stdout.String(), stderr.String())
+	}
+	c.as("scancel", j.id)
+	c.idle(3)
+}
+
 func (c *slurmCluster) aRankIsLate(t *testing.T) {
-	j := c.submit(t, 2, true, false, nil, nil)
+	j := c.submit(t, jobSpec{nodes: 2})
 	j.awaitIdle(t, 1, 4)
 	stopped := c.processOf(t, j, 3)
 	if err := stopped.Signal(syscall.SIGSTOP); err != nil {
@@ -446,7 +514,7 @@ func (c *slurmCluster) processOf(t *testing.T, j *demoJob, rank int) *os.Process
 }
 
 func (c *slurmCluster) losesANode(t *testing.T) {
-	j := c.submit(t, 3, true, true, []string{"--no-kill"}, nil)
+	j := c.submit(t, jobSpec{nodes: 3, ignoreTERM: true, sbatch: []string{"--no-kill"}})
 	j.awaitIdle(t, 1, 6)
 	c.asked(t, 0, "pause", "--slurm", j.id)
 	c.asked(t, 0, "resume", "--slurm", j.id)
@@ -499,7 +567,7 @@ func (c *slurmCluster) losesANode(t *testing.T) {
 }
 
 func (c *slurmCluster) cannotBeReached(t *testing.T) {
-	j := c.submit(t, 1, true, false, nil, nil)
+	j := c.submit(t, jobSpec{nodes: 1})
 	j.awaitIdle(t, 1, 2)
 	for _, verb := range []string{"status", "pause", "resume"} {
 		for _, e := range []struct {
@@ -562,8 +630,8 @@ func (c *slurmCluster) arraysAndComponents(t *testing.T) {
 	}
 	c.as("scancel", array)
 
-	het := c.submit(t, 1, true, false, []string{"--nodelist=node1", ":", "--nodes=2", "--nodelist=node[2-3]", "--ntasks-per-node=2"},
-		[]string{`srun() { command srun --het-group=0,1 "$@"; }`})
+	het := c.submit(t, jobSpec{nodes: 1, sbatch: []string{"--nodelist=node1", ":", "--nodes=2", "--nodelist=node[2-3]", "--ntasks-per-node=2"},
+		script: `srun() { command srun --het-group=0,1 "$@"; }`})
 	het.awaitIdle(t, 1, 6)
 	all := map[string]string{"node1": "0 1", "node2": "2 3", "node3": "4 5"}
 	if a, _ := c.asked(t, 0, "pause", "--slurm", het.id); !a.OK || !maps.Equal(a.ranksOn(), all) {
