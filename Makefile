@@ -142,9 +142,10 @@ fuzz: softgpu ## every fuzz target, each for FUZZTIME (5s)
 	@scripts/fuzz.sh
 
 .PHONY: gpu-wheels
-gpu-wheels: ## fetch torch_memory_saver and vLLM's allocator, for test-gpu.sh without a network
+gpu-wheels: ## fetch torch_memory_saver, vLLM's allocator and megatron-core, for test-gpu.sh without a network
 	@mkdir -p build/wheels
 	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --platform manylinux2014_x86_64 --python-version 3.12 --dest build/wheels torch-memory-saver==0.0.10
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --platform manylinux_2_28_x86_64 --python-version 3.12 --dest build/wheels megatron-core==0.16.1
 	PYTHON=$(PYTHON) scripts/fetch-vllm-allocator.sh
 
 .PHONY: bench

@@ -5,11 +5,12 @@
 #
 #   scripts/test-gpu.sh              everything
 #   scripts/test-gpu.sh PART...      some of it: train content children python expandable vllm tms
-#                                    fingerprint throughput optim swap bench demo, and reference, which needs more
+#                                    fingerprint throughput optim megatron swap bench demo, and reference, which
+#                                    needs more
 #
 # The parts tms and reference need the published torch_memory_saver, the part vllm the sleep allocator
-# of the published vLLM, in build/wheels. Where there is a network, make gpu-wheels fetches both; take
-# that folder along.
+# of the published vLLM, the part megatron megatron-core, in build/wheels. Where there is a network, make gpu-wheels
+# fetches them; take that folder along.
 #
 # The part reference runs torch_memory_saver's own tests, with its own library and with ebb. They are no
 # part of this project: EBB_REFERENCE_TESTS is the folder test/ of that project's repository, at the
@@ -295,6 +296,20 @@ optim_parts() {
 	no_files_left "optim"
 }
 
+# megatron-core's distributed optimizer over streamed state, where its wheel is there for this Python.
+megatron_parts() {
+	local wheel tag site=$logs/megatron
+	tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+	wheel=$(find build/wheels -name "megatron_core-0.16.1-$tag-*.whl" -print -quit 2>/dev/null || true)
+	if [[ -z $wheel ]]; then
+		echo "SAW megatron: skipped, no megatron-core 0.16.1 for $tag in build/wheels (make gpu-wheels)" | tee -a "$GPUTEST_REPORT"
+		return
+	fi
+	"$python" -m zipfile -e "$wheel" "$site"
+	PYTHONPATH=$site:$PYTHONPATH part "megatron" 300 0 "${hooked[@]}" "$python" -W ignore "$tests/megatron.py"
+	no_files_left "megatron"
+}
+
 # The GPU changes hands between a rank and a second process that holds nearly all of it.
 swap_parts() {
 	part "swap" 300 0 env GPUTEST_DISK="$disk" "$python" "$tests/swap.py"
@@ -309,7 +324,7 @@ demo_parts() {
 }
 
 parts=("$@")
-[[ $# -gt 0 ]] || parts=(train content children python expandable vllm tms fingerprint throughput optim swap bench demo)
+[[ $# -gt 0 ]] || parts=(train content children python expandable vllm tms fingerprint throughput optim megatron swap bench demo)
 for name in "${parts[@]}"; do
 	declare -F "${name}_parts" >/dev/null || { echo "test-gpu: no part named $name" >&2; exit 2; }
 	"${name}_parts"
