@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -32,6 +33,7 @@ type renderRequest struct {
 var planFlags = []string{
 	"params", "from-config", "weights-dtype", "grads-dtype", "master-dtype", "moments-dtype", "optimizer", "shard",
 	"tp", "pp", "cp", "dp", "ep", "etp", "other-memory", "zero-grads", "gpu-memory", "host-memory", "host-reserve", "chunk-mb", "target",
+	"stream-optimizer-state-to-disk", "stream-optimizer-state-moment-dtype",
 }
 
 func newK8s() *cobra.Command {
@@ -287,13 +289,17 @@ func (q *renderRequest) size(ctx context.Context) error {
 			s.Program += 1 << 30
 		}
 	}
+	disk := chosen.DiskBytes
+	if streamed := result.Streaming; streamed != nil {
+		s.Stream, s.Moment = true, p.streaming.moment
+		disk += streamed.DiskBytes
+	}
+	quota := uint64(math.Ceil(float64(disk) * quotaSlack / 1e9))
+	s.Disk = quota * 1e9
 	switch {
-	case chosen.DiskBytes > 0:
-		s.Disk = result.QuotaGB * 1e9
-		if q.options.ScratchPath == "" { // there, other jobs' files would count too
-			s.QuotaGB = result.QuotaGB
-		}
-	case chosen.Name == launch.TargetAuto: // all of it has room in host memory, but for a day on which it has not
+	case disk > 0 && q.options.ScratchPath == "": // there, other jobs' files would count too
+		s.QuotaGB = quota
+	case disk == 0 && chosen.Name == launch.TargetAuto: // all of it has room in host memory, but for a day on which it has not
 		s.Disk = result.Node.Bytes
 	}
 	return nil
@@ -305,6 +311,9 @@ const noLimit = 1 << 58
 // notPlanned says why nothing fits.
 func notPlanned(r planResult, target string) error {
 	text := "the step of a rank does not fit its GPU (--gpu-memory): use more ranks, or share more (--shard)"
+	if r.Largest.StepFits == sizing.FitStream {
+		text = "the step of a rank fits its GPU only with the optimizer's state streamed from disk: add --stream-optimizer-state-to-disk (with an optimizer of ebb.optim), use more ranks, or share more (--shard)"
+	}
 	if r.Largest.StepFits == sizing.FitYes || r.Largest.StepFits == sizing.FitUnknown {
 		var whys []string
 		for _, t := range r.Targets {

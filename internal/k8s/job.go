@@ -101,6 +101,12 @@ func (o Options) trainer(first string) Object {
 		if o.Sizes.QuotaGB > 0 {
 			args = append(args, fmt.Sprintf("--offload-train-disk-quota-gb=%d", o.Sizes.QuotaGB))
 		}
+		if o.Sizes.Stream {
+			args = append(args, "--stream-optimizer-state-to-disk")
+			if o.Sizes.Moment != "" {
+				args = append(args, "--stream-optimizer-state-moment-dtype="+o.Sizes.Moment)
+			}
+		}
 	}
 	args = append(args, "--")
 	for _, word := range o.Command {

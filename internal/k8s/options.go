@@ -78,6 +78,8 @@ type Sizes struct {
 	HostMB  uint64 // of each rank, with the auto target
 	ChunkMB int
 	QuotaGB uint64 // of the disk directory; 0: no quota
+	Stream  bool   // optimizer state lies there too
+	Moment  string // the type of its moments; empty: ebb's default
 
 	Host    uint64 // host memory that ebb takes
 	Program uint64 // that everything else takes
@@ -207,13 +209,16 @@ func (s Sizes) check() error {
 			sizing.Both(s.Memory), sizing.Both(s.Host), s.Target, sizing.Both(s.Program))
 	case s.Tmp < 1<<30:
 		return wrongf("--tmp-size %s: at least 1 GiB is needed for /tmp and logs", sizing.Both(s.Tmp))
-	case s.Target != launch.TargetCPU && s.Disk == 0:
+	case s.onDisk() && s.Disk == 0:
 		return wrongf("--target %s: how much the files take is not known; give --params or --from-config", s.Target)
 	case max(s.Memory, s.Disk, s.Tmp) > 1<<60:
 		return wrongf("sizes of a pod are more than any node has")
 	}
 	return nil
 }
+
+// onDisk reports whether a pod has files of ebb.
+func (s Sizes) onDisk() bool { return s.Target != launch.TargetCPU || s.Stream }
 
 func (o Options) checkServe() error {
 	s := o.Serve

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-
-	"github.com/ebb-offload/ebb/internal/launch"
 )
 
 // Paths in a pod. Each is a volume of its own; ebb makes the directories below them, for it keeps its own private.
@@ -170,14 +168,21 @@ func (o Options) env(indexed bool) list {
 func (o Options) offload() []Pair {
 	pairs := []Pair{{"EBB_OFFLOAD_TRAIN", "1"}, {"EBB_OFFLOAD_TRAIN_TARGET", o.Sizes.Target}}
 	add := func(name, value string) { pairs = append(pairs, Pair{name, value}) }
-	if o.Sizes.Target != launch.TargetCPU {
-		add("EBB_OFFLOAD_TRAIN_DISK_DIR", o.diskDir())
-		add("EBB_OFFLOAD_TRAIN_DISK_CHUNK_MB", strconv.Itoa(o.Sizes.ChunkMB))
-		if o.Sizes.HostMB > 0 {
-			add("EBB_OFFLOAD_TRAIN_HOST_MB", strconv.FormatUint(o.Sizes.HostMB, 10))
-		}
-		if o.Sizes.QuotaGB > 0 {
-			add("EBB_OFFLOAD_TRAIN_DISK_QUOTA_GB", strconv.FormatUint(o.Sizes.QuotaGB, 10))
+	if !o.onDisk() {
+		return pairs
+	}
+	add("EBB_OFFLOAD_TRAIN_DISK_DIR", o.diskDir())
+	add("EBB_OFFLOAD_TRAIN_DISK_CHUNK_MB", strconv.Itoa(o.Sizes.ChunkMB))
+	if o.Sizes.HostMB > 0 {
+		add("EBB_OFFLOAD_TRAIN_HOST_MB", strconv.FormatUint(o.Sizes.HostMB, 10))
+	}
+	if o.Sizes.QuotaGB > 0 {
+		add("EBB_OFFLOAD_TRAIN_DISK_QUOTA_GB", strconv.FormatUint(o.Sizes.QuotaGB, 10))
+	}
+	if o.Sizes.Stream {
+		add("EBB_STREAM_OPTIMIZER_STATE_TO_DISK", "1")
+		if o.Sizes.Moment != "" {
+			add("EBB_STREAM_OPTIMIZER_STATE_MOMENT_DTYPE", o.Sizes.Moment)
 		}
 	}
 	return pairs
@@ -217,7 +222,7 @@ func bare(o Object) Object {
 }
 
 // onDisk reports whether the pod has a scratch volume at all.
-func (o Options) onDisk() bool { return o.Sizes.Target != launch.TargetCPU }
+func (o Options) onDisk() bool { return o.Sizes.onDisk() }
 
 // onKubelet reports whether the scratch counts as ephemeral storage of the pod.
 func (o Options) onKubelet() bool { return o.onDisk() && o.StorageClass == "" && o.ScratchPath == "" }

@@ -51,6 +51,9 @@ func TestWhatIsRendered(t *testing.T) {
 		"job-in-host-memory": func(o *Options) {
 			o.Sizes = Sizes{Target: "cpu", ChunkMB: 256, Host: 400 << 30, Program: 64 << 30, Memory: 500 << 30, Tmp: 10 << 30}
 		},
+		"job-with-streamed-state": func(o *Options) {
+			o.Sizes = Sizes{Target: "cpu", ChunkMB: 256, QuotaGB: 120, Stream: true, Moment: "bf16", Host: 300 << 30, Program: 64 << 30, Memory: 400 << 30, Disk: 120e9, Tmp: 10 << 30}
+		},
 		"raycluster": func(o *Options) {
 			o.Kind, o.Command, o.HeadMemory, o.RayVersion = KindRayCluster, nil, 8<<30, "2.52.0"
 		},

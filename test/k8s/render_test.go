@@ -30,6 +30,7 @@ var kinds = map[string][]string{
 	"job in host memory":             common("--host-memory", "2TiB", "--", "p"),
 	"job that needs no disk but may": common("--host-memory", "512GiB", "--target", "auto", "--", "p"),
 	"job on a directory":             common("--scratch-path", "/mnt/nvme", "--", "p"),
+	"job with streamed state":        common("--host-memory", "2TiB", "--stream-optimizer-state-to-disk", "--", "p"),
 	"job without ebb serve":          common("--no-serve", "--", "p"),
 	"jobset":                         common("--kind", "jobset", "--max-restarts", "3", "--", "p"),
 	"jobset that is removed":         common("--kind", "jobset", "--ttl", "24h", "--storage-class", "local-nvme", "--", "p"),
