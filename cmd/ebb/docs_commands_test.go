@@ -160,12 +160,12 @@ func TestBlocksOfTheDocsAreWellFormed(t *testing.T) {
 			switch block[1] {
 			case "python":
 				check = exec.Command("python3", "-c", "import sys; compile(sys.stdin.read(), '"+page+"', 'exec')")
-			case "sh":
+			case "sh", "bash": // the first are run as they are, the others by the tests of what they need
 				check = exec.Command("bash", "-n")
 			case "", "json", "text", "yaml", "html", "ini":
 				continue
 			default:
-				t.Errorf("%s has a block of the language %q: name it python or sh, the language of a file, or nothing", page, block[1])
+				t.Errorf("%s has a block of the language %q: name it python, sh or bash, the language of a file, or nothing", page, block[1])
 				continue
 			}
 			check.Stdin = strings.NewReader(block[2])
