@@ -60,9 +60,23 @@ func outcomeText(e control.Event) string {
 	if json.Unmarshal(e.Outcome, &o) != nil || o.Allocations == 0 && e.Error != "" {
 		return fmt.Sprintf("%s failed: %s", e.Operation, e.Error)
 	}
-	text := fmt.Sprintf("%s %s in %.3f s, %s GB/s", verb, both(o.Bytes), o.Seconds, short(o.GBPerS))
-	if e.Error != "" {
-		text += "; in part: " + e.Error
+	return outcome(verb, both(o.Bytes), o, e.Error)
+}
+
+// briefOutcome is outcomeText where there is little room: beside what the rank has where.
+func briefOutcome(e control.Event) string {
+	var o node.LastOperation
+	if json.Unmarshal(e.Outcome, &o) != nil || o.Allocations == 0 {
+		return outcomeText(e)
+	}
+	u := unitFor(o.Bytes)
+	return outcome("last "+e.Operation, u.of(o.Bytes)+" "+u.name, o, e.Error)
+}
+
+func outcome(what, bytes string, o node.LastOperation, wrong string) string {
+	text := fmt.Sprintf("%s %s in %.3f s, %s GB/s", what, bytes, o.Seconds, short(o.GBPerS))
+	if wrong != "" {
+		text += "; in part: " + wrong
 	}
 	return text
 }

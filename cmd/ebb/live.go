@@ -80,7 +80,7 @@ func (l *live) event(e control.Event) {
 			r.rate = float64(e.Bytes) / spent
 		}
 	case control.EventEnd:
-		r.operation, r.status, r.note = "", nil, outcomeText(e) // the status is one of before
+		r.operation, r.status, r.note = "", nil, briefOutcome(e) // the status is one of before
 	case control.EventExit:
 		r.operation, r.asked, r.over = "", time.Time{}, true
 		r.note = "has exited"
@@ -129,7 +129,10 @@ func (l *live) lines(columns, rows int, now time.Time) []string {
 	var lines []string
 	for _, r := range shown {
 		line := []rune(fmt.Sprintf("%-*s  %s", names, cut(node.ShortName(r.who), names), r.line(columns-names-2, now)))
-		lines = append(lines, string(line[:min(len(line), columns)]))
+		if len(line) > columns && columns > 0 {
+			line = append(line[:columns-1], '…')
+		}
+		lines = append(lines, string(line))
 	}
 	if hidden > 0 {
 		lines = append(lines, fmt.Sprintf("and %s more", launch.Count(hidden, "rank")))
@@ -158,13 +161,14 @@ func (r *liveRank) line(columns int, now time.Time) string {
 	}
 	where := r.status.Where()
 	unit := unitFor(where.Device + where.Host + where.Disk + where.Skipped)
-	line := fmt.Sprintf("%-6s", stateOf(*r.status))
+	line, between := fmt.Sprintf("%-6s", stateOf(*r.status)), " "
 	for _, at := range []struct {
 		bytes uint64
 		place string
 	}{{where.Device, "on the GPU"}, {where.Host, "in host memory"}, {where.Disk, "on disk"}, {where.Skipped, "skipped"}} {
 		if at.bytes > 0 {
-			line += fmt.Sprintf(" %s %s %s", unit.of(at.bytes), unit.name, at.place)
+			line += fmt.Sprintf("%s%s %s %s", between, unit.of(at.bytes), unit.name, at.place)
+			between = ", "
 		}
 	}
 	if r.note != "" {

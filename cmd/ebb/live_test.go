@@ -30,7 +30,7 @@ func TestALineFollowsItsRank(t *testing.T) {
 		{control.Event{Kind: control.EventPhase, Operation: "pause", Phase: "hash", Time: at(1)}, "pause  begins ░░░░"},
 		{control.Event{Kind: control.EventProgress, Operation: "pause", Bytes: 1e9, Total: 2e9, Time: at(1.5)}, "1.00 of   2.00 GB   2.00 GB/s"},
 		{control.Event{Kind: control.EventPhase, Operation: "pause", Phase: "move", Time: at(2)}, "pause  checks ██████████████████████████████   2.00 of   2.00 GB"},
-		{control.Event{Kind: control.EventEnd, Operation: "pause", Outcome: outcome, Time: at(3)}, "paused 4.00 GB (3.73 GiB) in 3.000 s, 1.33 GB/s"},
+		{control.Event{Kind: control.EventEnd, Operation: "pause", Outcome: outcome, Time: at(3)}, "last pause 4.00 GB in 3.000 s, 1.33 GB/s"},
 		{control.Event{Kind: control.EventEnd, Operation: "resume", Error: "no room", Time: at(4)}, "resume failed: no room"},
 		{control.Event{Kind: control.EventExit, Time: at(5)}, "has exited"},
 	} {
@@ -42,7 +42,7 @@ func TestALineFollowsItsRank(t *testing.T) {
 	}
 	l.statuses([]node.RankStatus{{Rank: node.Rank{Who: whoIs(0)}, Status: node.Status{
 		Allocations: 1, Paused: 3e9, Tags: []node.TagStatus{{InHost: 1e9, InFiles: 2e9}}}}})
-	if got := l.lines(100, 10, now)[0]; !strings.Contains(got, "paused 1.00 GB in host memory 2.00 GB on disk") {
+	if got := l.lines(100, 10, now)[0]; !strings.Contains(got, "paused 1.00 GB in host memory, 2.00 GB on disk") {
 		t.Error(got)
 	}
 }

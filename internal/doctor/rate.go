@@ -10,6 +10,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/diskspeed"
 	"github.com/ebb-offload/ebb/internal/filesys"
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // slow is a rate, in bytes a second, below which a disk is worth a word: a single rank of 80 GB takes
@@ -45,7 +46,7 @@ func judgeRate(r diskspeed.Rates, err error) Finding {
 	text := fmt.Sprintf("writes %.2f GB/s (fresh blocks %.2f), reads %.2f GB/s; an actor of 80 GiB would take about %.0f s out and %.0f s in "+
 		"(%s of random bytes, %d threads, blocks of %s, %s)",
 		r.WriteBytesPerS/1e9, r.FreshBytesPerS/1e9, r.ReadBytesPerS/1e9, actor/r.WriteBytesPerS, actor/r.ReadBytesPerS,
-		size(uint64(r.Bytes)), r.Workers, size(uint64(r.BlockBytes)), how)
+		sizes.Exact(uint64(r.Bytes)), r.Workers, sizes.Exact(uint64(r.BlockBytes)), how)
 	f := ok("%s", text)
 	if min(r.WriteBytesPerS, r.ReadBytesPerS) < slow {
 		f = warn("name a directory on a faster disk, or several disks with commas; --offload-train-target auto uses host memory first", "%s", text)
