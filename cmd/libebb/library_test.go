@@ -158,7 +158,7 @@ func TestDependencies(t *testing.T) {
 func TestCallsFromC(t *testing.T) {
 	for _, scenario := range []string{
 		"before start", "starting", "round trip", "foreign pointers", "null arguments", "result size",
-		"reading", "safe points", "unmanaged", "error text", "error json", "long error", "status", "panics", "objects",
+		"reading", "safe points", "unmanaged", "error text", "error json", "long error", "status", "panics", "objects", "streamed state",
 	} {
 		t.Run(scenario, func(t *testing.T) {
 			if out, err := abi(t, scenario); err != nil {

@@ -52,6 +52,16 @@ static ebb_engine_vmm_export_fn vmm_export;
 static ebb_engine_vmm_properties_fn vmm_properties;
 static ebb_engine_vmm_real_fn vmm_real;
 static ebb_engine_peer_access_fn peer_access;
+static ebb_engine_state_create_fn state_create;
+static ebb_engine_state_block_fn state_block;
+static ebb_engine_state_read_fn state_read;
+static ebb_engine_state_write_fn state_write;
+static ebb_engine_state_wait_fn state_wait;
+static ebb_engine_state_read_host_fn state_read_host;
+static ebb_engine_state_write_host_fn state_write_host;
+static ebb_engine_state_save_fn state_save;
+static ebb_engine_state_load_fn state_load;
+static ebb_engine_state_close_fn state_close;
 
 static const char *driver;
 static const ebb_engine_region cpu = {"default", EBB_BACKUP_CPU, 0};
@@ -622,6 +632,78 @@ static void overhead(void)
 
 /* ---------------------------------------------------------------------------------------- */
 
+static int entries(const char *dir)
+{
+	DIR *d = opendir(dir);
+	CHECK(d);
+	int n = 0;
+	for (struct dirent *e; (e = readdir(d));)
+		n += e->d_name[0] != '.';
+	closedir(d);
+	return n;
+}
+
+/* One bucket: two segments that are written from device memory, read back, saved, changed, loaded. */
+static void streamed_state(void)
+{
+	enum { FIRST = 300000, SECOND = 5 };
+	static const uint64_t sizes[] = {FIRST, SECOND};
+	static const ebb_engine_region slots = {"slots", EBB_BACKUP_NONE, 0};
+	char dir[] = "/tmp/ebb-abi-XXXXXX", checkpoint[sizeof dir + 2], name[sizeof checkpoint + 32];
+	uint64_t state = 0, ticket = 0, other = 0;
+	CHECK(state_close(1) == EBB_ERR_STATE && says("not started"));
+	CHECK(mkdtemp(dir));
+	snprintf(checkpoint, sizeof checkpoint, "%s/c", dir);
+	begin();
+
+	CHECK(state_create("", sizes, 2, 0, dir, &state) == EBB_ERR_INVALID && says("name"));
+	CHECK(state_create("adam", sizes, 0, 0, dir, &state) == EBB_ERR_INVALID);
+	CHECK(state_create("adam", sizes, 2, 0, dir, &state) == EBB_OK && state);
+	CHECK(entries(dir) == 2); /* with all their room */
+	CHECK(state_block(state) >= FIRST && state_block(state + 1) == 0);
+
+	unsigned char *slot = NULL;
+	CHECK(engine_malloc((void **)&slot, FIRST + 64, 0, &slots, 0) == EBB_OK);
+	unsigned char *second = slot + (FIRST + 15) / 16 * 16;
+	memset(slot, 1, FIRST);
+	memset(second, 2, SECOND);
+	ebb_state_io ios[] = {{.segment = 0, .bytes = FIRST, .gpu = slot}, {.segment = 1, .bytes = SECOND, .gpu = second}};
+	ebb_state_done done = {.struct_size = sizeof done};
+	CHECK(state_write(state, ios, 2, NULL, &ticket) == EBB_OK && ticket);
+	CHECK(state_wait(state, ticket, &done) == EBB_OK && done.bytes == FIRST + SECOND && done.disk_bytes == done.bytes);
+	CHECK(state_wait(state, ticket, &done) == EBB_ERR_INVALID && says("no request"));
+
+	/* A pause frees the slot, and keeps nothing of it. */
+	ebb_result r = {.struct_size = sizeof r};
+	CHECK(engine_pause(NULL, 0, &settings, &r) == EBB_OK && r.allocations == 1 && r.host_bytes + r.disk_bytes == 0);
+	CHECK(state_read(state, ios, 2, &ticket) == EBB_ERR_STATE && says("resume it first"));
+	CHECK(engine_resume(NULL, 0, &settings, NULL) == EBB_OK);
+	CHECK(state_read(state, ios, 2, &ticket) == EBB_OK && state_wait(state, ticket, NULL) == EBB_OK);
+	for (int i = 0; i < FIRST; i++)
+		CHECK(slot[i] == 1);
+	CHECK(second[SECOND - 1] == 2);
+
+	unsigned char byte = 9;
+	CHECK(state_save(state, checkpoint, "{\"step\": 3}") == EBB_OK);
+	CHECK(state_write_host(state, 1, 0, 1, &byte) == EBB_OK && state_read_host(state, 1, 0, 1, &byte) == EBB_OK && byte == 9);
+	CHECK(state_load(state, checkpoint) == EBB_OK && state_read_host(state, 1, 0, 1, &byte) == EBB_OK && byte == 2);
+	CHECK(state_create("small", sizes, 1, 0, dir, &other) == EBB_OK);
+	CHECK(state_load(other, checkpoint) == EBB_ERR_INVALID && says("segments"));
+	CHECK(state_close(other) == EBB_OK);
+
+	ios[0].offset = 1;
+	CHECK(state_read(state, ios, 1, &ticket) == EBB_ERR_INVALID);
+	CHECK(state_close(state) == EBB_OK && state_close(state) == EBB_ERR_INVALID && engine_free(slot, 0) == EBB_OK);
+	CHECK(entries(dir) == 1); /* the checkpoint */
+	static const char *const files[] = {"manifest.json", "fingerprints.bin", "segment-000000.bin", "segment-000001.bin"};
+	for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+		snprintf(name, sizeof name, "%s/%s", checkpoint, files[i]);
+		CHECK(unlink(name) == 0);
+	}
+	CHECK(rmdir(checkpoint) == 0 && rmdir(dir) == 0);
+	engine_shutdown();
+}
+
 static void *symbol(void *library, const char *name)
 {
 	void *p = dlsym(library, name);
@@ -643,6 +725,7 @@ int main(int argc, char **argv)
 		{"foreign pointers", foreign_pointers}, {"null arguments", null_arguments}, {"result size", result_size},
 		{"error text", error_text}, {"long error", long_error}, {"status", status_text}, {"panics", panics},
 		{"threads", threads}, {"objects", objects}, {"overhead", overhead},
+		{"streamed state", streamed_state},
 	};
 	if (argc != 4)
 		return 2;
@@ -679,6 +762,16 @@ int main(int argc, char **argv)
 	TAKE(vmm_properties, "vmm_properties");
 	TAKE(vmm_real, "vmm_real");
 	TAKE(peer_access, "peer_access");
+	TAKE(state_create, "state_create");
+	TAKE(state_block, "state_block");
+	TAKE(state_read, "state_read");
+	TAKE(state_write, "state_write");
+	TAKE(state_wait, "state_wait");
+	TAKE(state_read_host, "state_read_host");
+	TAKE(state_write_host, "state_write_host");
+	TAKE(state_save, "state_save");
+	TAKE(state_load, "state_load");
+	TAKE(state_close, "state_close");
 	for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++)
 		if (strcmp(scenarios[i].name, argv[3]) == 0) {
 			scenarios[i].run();
