@@ -156,6 +156,10 @@ def load(path: str) -> ctypes.CDLL:
 
 
 def _not_preloaded() -> str:
+    refused = os.environ.get("EBB_RAY_REFUSED")  # see ray.py
+    if refused:
+        reason = " ".join(line[len("ebb: "):] if line.startswith("ebb: ") else line for line in refused.splitlines())
+        return f"ebb exec refused to start this worker on {os.uname().nodename}, so nothing is managed: {reason}"
     value = os.environ.get("LD_PRELOAD")
     text = f"ebb's library is not loaded in process {os.getpid()} (LD_PRELOAD={'not set' if value is None else repr(value)})"
     try:

@@ -245,10 +245,6 @@ class Answer(NamedTuple):
 def check() -> None:
     """Raises NotLoaded where this process should have been started with ebb and was not, with the reason. An
     actor calls it when it starts, to fail there and not at its first pause. Any thread."""
-    refused = os.environ.get(_REFUSED)
-    if refused:
-        reason = " ".join(line[len("ebb: "):] if line.startswith("ebb: ") else line for line in refused.splitlines())
-        raise NotLoaded(f"ebb exec refused to start this worker on {os.uname().nodename}, so nothing is managed: {reason}")
     _memory.version()
 
 
