@@ -101,7 +101,7 @@ def optimizer_tests():
     if python is None:
         print("python tests: skipped: those of streamed optimizers need PyTorch (apt-get install python3-torch)")
         return True
-    return unit_tests(python, "test_optim")
+    return unit_tests(python, "test_optim", "test_megatron")
 
 
 def installs():

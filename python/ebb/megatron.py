@@ -293,6 +293,11 @@ def _streamed_class(base: Any) -> Any:
                 self._ebb_loaded = None
             streamed = self.optimizer.streamed
             if loaded:
+                missing = len(streamed._parameters()) - len(loaded)
+                if missing:
+                    raise InvalidArgument(
+                        f"the checkpoint has no state of {missing} of {len(streamed._parameters())} parameters of this rank"
+                    )
                 streamed.load_state_dict({"state": loaded, "param_groups": streamed._packed_groups()})
 
         # What saves and loads.
