@@ -1,6 +1,7 @@
 package k8s
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -229,6 +230,34 @@ func (p *process) wait(t *testing.T) error {
 	case <-time.After(hang):
 		t.Fatalf("%s does not end:\n%s", p.name, p.said())
 		return nil
+	}
+}
+
+// kill kills a container with all that runs in it, which the variable of its node's device tells; another container
+// of the node goes on.
+func (n *node) kill(p, other *process) {
+	n.t.Helper()
+	mark := []byte(n.image[slices.IndexFunc(n.image, func(e string) bool { return strings.HasPrefix(e, "SOFTGPU_NODE=") })] + "\x00")
+	for alive := true; alive; {
+		alive = false
+		entries, err := os.ReadDir("/proc")
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		for _, e := range entries {
+			pid, err := strconv.Atoi(e.Name())
+			if err != nil || pid == other.cmd.Process.Pid {
+				continue
+			}
+			environ, err := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
+			if err == nil && bytes.Contains(environ, mark) {
+				alive = true
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
+	}
+	if err := p.wait(n.t); err == nil {
+		n.t.Errorf("%s was killed, and has succeeded", p.name)
 	}
 }
 

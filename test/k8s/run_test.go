@@ -79,9 +79,7 @@ print("rank", dist.get_rank(), "of", dist.get_world_size(), "has", int(x.item())
 	}
 	for _, n := range nodes {
 		n.hook(n.pod.Containers[0])
-		if left := backups(files(t, n.volumes["scratch"])); len(left) > 0 {
-			t.Errorf("left on node %d: %v", n.index, left)
-		}
+		n.empty()
 	}
 }
 
@@ -198,21 +196,25 @@ func TestAControllerCommandsTheRanksOfPods(t *testing.T) {
 	fmt.Fprintln(rollouts, "1")
 	both("/v1/pause")
 
-	// Node 1 is deleted while it is paused: its hooks, then SIGTERM, as the kubelet does; the job fails, and so node
-	// 0 ends too.
-	for _, i := range []int{1, 0} {
-		n := nodes[i]
-		n.hook(n.pod.Containers[0])
-		if err := syscall.Kill(trainers[i].cmd.Process.Pid, syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
-		if err := trainers[i].wait(t); err == nil {
-			t.Error("a pod that was deleted has succeeded")
-		}
+	// Node 1 is deleted while it is paused: its hooks, then SIGTERM, as the kubelet does. Then the container of node 0
+	// is killed, as for its memory: nobody in it removes anything, and the hook of ebb serve does.
+	n := nodes[1]
+	n.hook(n.pod.Containers[0])
+	if err := syscall.Kill(trainers[1].cmd.Process.Pid, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := trainers[1].wait(t); err == nil {
+		t.Error("a pod that was deleted has succeeded")
+	}
+	n.empty()
+	n = nodes[0]
+	n.kill(trainers[0], servers[0])
+	if left := backups(files(t, n.volumes["scratch"])); len(left) == 0 {
+		t.Error("a container that was killed has left nothing for the hook")
+	}
+	for i, n := range nodes {
 		n.hook(n.pod.InitContainers[0])
-		if left := backups(files(t, n.volumes["scratch"])); len(left) > 0 {
-			t.Errorf("left on node %d: %v", i, left)
-		}
+		n.empty()
 		withinLimit(t, servers[i], n.pod.InitContainers[0])
 		if err := syscall.Kill(servers[i].cmd.Process.Pid, syscall.SIGTERM); err != nil {
 			t.Fatal(err)
@@ -220,6 +222,14 @@ func TestAControllerCommandsTheRanksOfPods(t *testing.T) {
 		if err := servers[i].wait(t); err != nil {
 			t.Errorf("ebb serve ended with %v\n%s", err, servers[i].said())
 		}
+	}
+}
+
+// empty checks that nothing of a rank is on the node's disk.
+func (n *node) empty() {
+	n.t.Helper()
+	if left := backups(files(n.t, n.volumes["scratch"])); len(left) > 0 {
+		n.t.Errorf("left on node %d: %v", n.index, left)
 	}
 }
 
