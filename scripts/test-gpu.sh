@@ -306,7 +306,7 @@ megatron_parts() {
 		return
 	fi
 	"$python" -m zipfile -e "$wheel" "$site"
-	PYTHONPATH=$site:$PYTHONPATH part "megatron" 300 0 "${hooked[@]}" "$python" -W ignore "$tests/megatron.py"
+	PYTHONPATH=$site:$PYTHONPATH part "megatron" 300 0 "${hooked[@]}" "$python" -W ignore "$tests/megatron_optimizer.py"
 	no_files_left "megatron"
 }
 

@@ -65,7 +65,7 @@ class Docs(Memory):
 
     def test_names_on_all_pages_exist(self):
         header = (ROOT / "abi/ebb.h").read_text()
-        modules = {name: names_of(f"{name}.py") for name in ("torch", "optim", "ray")}
+        modules = {name: names_of(f"{name}.py") for name in ("torch", "optim", "ray", "megatron")}
         found = 0
         for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
             for line, code in examples(page.read_text()):

@@ -1,5 +1,5 @@
 """What stands between Megatron's distributed optimizer and streamed state. Megatron itself is not here: a class with
-the parts of its interface that are used stands for it. With megatron-core, on a GPU: test/gpu/megatron.py. Needs
+the parts of its interface that are used stands for it. With megatron-core, on a GPU: test/gpu/megatron_optimizer.py. Needs
 PyTorch."""
 
 import contextlib
