@@ -22,7 +22,14 @@ func spread(values []float32) Spread {
 	}
 	slices.Sort(values)
 	quantile := func(q float64) float64 { return float64(values[int(math.Round(q*float64(len(values)-1)))]) }
-	return Spread{Count: len(values), Min: quantile(0), Median: quantile(0.5), P90: quantile(0.9), Max: quantile(1)}
+	return Spread{Count: len(values), Min: quantile(0), Median: middle(values), P90: quantile(0.9), Max: quantile(1)}
+}
+
+// middle is the median of sorted values. Of an even number it is between the two in the middle: else the better half of
+// rates would stand beside the worse half of times.
+func middle(values []float32) float64 {
+	n := len(values)
+	return (float64(values[(n-1)/2]) + float64(values[n/2])) / 2
 }
 
 // Bytes is what became of the bytes of operations.

@@ -186,9 +186,9 @@ func (r *Report) lead() string {
 	} else {
 		what += ", the job"
 	}
-	text := fmt.Sprintf("%s parked %s in %s", what, both(p.Bytes.Median), duration(p.Seconds.Median))
+	text := fmt.Sprintf("%s parked %s in %s", what, together(both(p.Bytes.Median)), together(duration(p.Seconds.Median)))
 	if r.Resume.Done > 0 {
-		text += fmt.Sprintf(" and had them back in %s", duration(back.Seconds.Median))
+		text += fmt.Sprintf(" and had them back in %s", together(duration(back.Seconds.Median)))
 	}
 	text += " (medians)."
 	if r.Seconds.all() > 0 {
@@ -204,6 +204,9 @@ func (r *Report) lead() string {
 	}
 	return text
 }
+
+// together keeps a number and its unit in one line.
+func together(s string) string { return strings.ReplaceAll(s, " ", "\u00a0") }
 
 func capital(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 

@@ -458,6 +458,19 @@ func TestThePageStaysSmall(t *testing.T) {
 	t.Logf("%d ranks with %d cycles: %d bytes", ranks, cycles, page.Len())
 }
 
+// The median of an even number is between the middle two: else that of times and that of rates, which tell of the same
+// pauses, would be those of different halves.
+func TestTheMedianOfAnEvenNumberIsBetweenTheMiddleTwo(t *testing.T) {
+	for _, c := range []struct {
+		values []float32
+		want   float64
+	}{{[]float32{4}, 4}, {[]float32{6, 1}, 3.5}, {[]float32{9, 1, 2}, 2}, {[]float32{9, 1, 2, 3}, 2.5}} {
+		if got := spread(c.values); got.Median != c.want || got.Count != len(c.values) {
+			t.Errorf("%v: %+v, want the median %v", c.values, got, c.want)
+		}
+	}
+}
+
 func TestRawRatesAreReadFromABenchmark(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "bench.json")

@@ -281,6 +281,7 @@ func (c rankCollector) Collect(to chan<- prometheus.Metric) {
 		gauge(bytesDesc, float64(tiers.Device), "active", "device")
 		gauge(bytesDesc, float64(tiers.Host), "paused", "host")
 		gauge(bytesDesc, float64(tiers.Disk), "paused", "disk")
+		gauge(bytesDesc, float64(tiers.Skipped), "paused", "skipped")
 		gauge(bytesDesc, float64(tiers.Discarded), "paused", "discarded")
 		gauge(unmanagedDesc, float64(r.Status.Unmanaged.Total))
 		gauge(stagingDesc, float64(r.Status.Staging))

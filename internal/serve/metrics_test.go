@@ -107,6 +107,7 @@ func TestMetricsOfRanks(t *testing.T) {
 		{0, "ebb_rank_up", []string{"role", "critic"}},
 		{3, "ebb_rank_bytes", []string{"rank", "0", "state", "paused", "tier", "host"}},
 		{4, "ebb_rank_bytes", []string{"rank", "0", "state", "paused", "tier", "disk"}},
+		{2, "ebb_rank_bytes", []string{"rank", "0", "state", "paused", "tier", "skipped"}},
 		{1 << 30, "ebb_rank_bytes", []string{"rank", "2", "state", "active", "tier", "device"}},
 		{0.25, "ebb_rank_last_operation_seconds", []string{"rank", "0", "operation", "pause"}},
 		{1, "ebb_rank_last_operation_failed", []string{"rank", "0", "operation", "pause"}},

@@ -77,19 +77,22 @@ func (c *stateCounts) add(state string) {
 	}
 }
 
-// tierBytes are managed bytes by where they are.
+// tierBytes are managed bytes by where they are: also those that are paused and lie nowhere, since they are all zero
+// or nobody needs them (skipped), or since their region has no backup (discarded).
 type tierBytes struct {
 	Device    uint64 `json:"device"`
 	Host      uint64 `json:"host"`
 	Disk      uint64 `json:"disk"`
+	Skipped   uint64 `json:"skipped"`
 	Discarded uint64 `json:"discarded"`
 }
 
 func tiersOf(s node.Status) (t tierBytes) {
 	for _, tag := range s.Tags {
 		t.Device += tag.Active
-		t.Host += tag.Host
-		t.Disk += tag.Disk
+		t.Host += tag.InHost
+		t.Disk += tag.InFiles
+		t.Skipped += tag.Skipped
 		t.Discarded += tag.Discarded
 	}
 	return t
@@ -99,6 +102,7 @@ func (t *tierBytes) add(other tierBytes) {
 	t.Device += other.Device
 	t.Host += other.Host
 	t.Disk += other.Disk
+	t.Skipped += other.Skipped
 	t.Discarded += other.Discarded
 }
 

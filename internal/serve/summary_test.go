@@ -12,7 +12,7 @@ import (
 
 func parked(s *node.Status, host, disk uint64) {
 	s.Active, s.Paused = 0, host+disk
-	s.Tags = []node.TagStatus{{Tag: "weights", Host: host, Disk: disk}}
+	s.Tags = []node.TagStatus{{Tag: "weights", Host: host, Disk: disk + 2, InHost: host, InFiles: disk, Skipped: 2}}
 }
 
 func TestTheNodeIsSummedUp(t *testing.T) {
@@ -30,7 +30,7 @@ func TestTheNodeIsSummedUp(t *testing.T) {
 	if n.Ranks != (stateCounts{Total: 5, Parked: 1, Empty: 1, Partly: 1, Silent: 1, Resident: 1}) {
 		t.Errorf("ranks %+v", n.Ranks)
 	}
-	if n.Bytes != (tierBytes{Device: 2 << 30, Host: 3, Disk: 4, Discarded: 5}) || n.Unmanaged != 11 || n.Staging != 12 || n.HostHeld != 13 || n.Written != 14 {
+	if n.Bytes != (tierBytes{Device: 2 << 30, Host: 3, Disk: 4, Skipped: 2, Discarded: 5}) || n.Unmanaged != 11 || n.Staging != 12 || n.HostHeld != 13 || n.Written != 14 {
 		t.Errorf("%+v", n)
 	}
 	if p := n.LastPause; p.Ranks != 2 || p.Bytes != 15 || p.Skipped != 3 || p.MaxSeconds != 3 || p.Slowest[0].Rank != "actor cell 0 rank 4" || p.Slowest[0].State != "failed" {

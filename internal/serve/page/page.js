@@ -55,7 +55,7 @@ $("ask").addEventListener("submit", (e) => {
   follow();
 });
 
-const tiers = [["device", "on the device"], ["host", "in host memory"], ["disk", "on disk"], ["discarded", "given up"]];
+const tiers = [["device", "on the device"], ["host", "in host memory"], ["disk", "on disk"], ["skipped", "zero or unused"], ["discarded", "given up"]];
 
 // fill makes the parts of a bar; whole is what its full width stands for.
 function fill(bar, bytes, whole) {
@@ -93,11 +93,11 @@ function showNode(n) {
   fill($("total"), n.bytes, sum(n.bytes));
   const list = [];
   for (const [tier, words] of tiers) {
-    if (tier === "discarded" && n.bytes[tier] === 0) continue;
+    if ((tier === "skipped" || tier === "discarded") && n.bytes[tier] === 0) continue;
     const name = make("dt");
     name.append(make("i", tier), words);
     const value = make("dd", "", binary(n.bytes[tier]));
-    value.append(make("small", "", decimal(n.bytes[tier])));
+    value.append(make("small", "", n.bytes[tier] > 0 ? decimal(n.bytes[tier]) : "\u00a0"));
     const both = make("div");
     both.append(name, value);
     list.push(both);
