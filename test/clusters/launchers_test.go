@@ -26,6 +26,12 @@ const (
 	deepspeedVersion  = "0.14.5" // accepts PyTorch 1.13
 )
 
+// launchers is a Python that has accelerate, and what DeepSpeed needs.
+func launchers(t *testing.T) string {
+	t.Helper()
+	return venv(t, "launchers", "accelerate=="+accelerateVersion, "wheel", "hjson", "ninja", "packaging", "py-cpuinfo", "pydantic<2", "tqdm", "psutil")
+}
+
 // torch113 avoids a fault of PyTorch 1.13 under Python 3.11, in which "0" is no value of --redirects and --tee: they
 // are given for a rank that is not there.
 var torch113 = []string{"PET_REDIRECTS=9:1", "PET_TEE=9:1"}
@@ -34,8 +40,8 @@ func TestTorchrun(t *testing.T) {
 	debian(t, "python3-torch:torchrun")
 	launcher{
 		name: "torchrun", env: torch113,
-		// Names that differ by a character which no directory has are two jobs.
-		jobs: [3]string{"my/run", "my run", "killed"},
+		// Names that differ by a character which a name of a directory does not keep are two jobs.
+		jobs: [3]string{"my:run", "my run", "killed"},
 		line: func(job, line string) string { return strings.Replace(line, "my-run", "'"+job+"'", 1) },
 		says: "exitcode  : 7",
 	}.test(t, 1)
@@ -43,7 +49,7 @@ func TestTorchrun(t *testing.T) {
 
 func TestAccelerate(t *testing.T) {
 	debian(t, "python3-torch:torchrun")
-	python := venv(t, "accelerate", "accelerate=="+accelerateVersion)
+	python := launchers(t)
 	launcher{
 		name: "accelerate", env: torch113, path: filepath.Dir(python),
 		jobs: [3]string{"first", "second", "killed"},
@@ -56,7 +62,7 @@ func TestAccelerate(t *testing.T) {
 
 func TestDeepSpeedsLauncher(t *testing.T) {
 	debian(t, "python3-torch:torchrun", "numactl:numactl")
-	python := venv(t, "deepspeed", "wheel", "hjson", "ninja", "py-cpuinfo", "pydantic<2", "tqdm", "psutil")
+	python := launchers(t)
 	err := once("deepspeed", func() error {
 		if command(python, "-c", "import importlib.metadata as m; assert m.version('deepspeed') == '"+deepspeedVersion+"'") == nil {
 			return nil
