@@ -96,7 +96,7 @@ func TestShellsCompleteVerbsFlagsAndWords(t *testing.T) {
 	if got := complete("run", "--event-log", ""); !strings.Contains(got, ":16") { // directories
 		t.Errorf("a directory completes to %q", got)
 	}
-	for _, hidden := range []string{"__guard", "__probe"} {
+	for _, hidden := range []string{"__guard", "__probe", "__slurm-node"} {
 		if strings.Contains(complete(""), hidden) {
 			t.Errorf("%s is offered", hidden)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 
 	"github.com/ebb-offload/ebb/internal/control"
@@ -339,7 +340,7 @@ func (r jobStatus) print(w io.Writer) {
 	for _, n := range r.Nodes {
 		s := r.on(n.Name)
 		row := []string{n.Name, strconv.Itoa(len(s.Ranks) + len(s.Silent)), s.state(n)}
-		if len(s.Ranks) > s.unanswered() {
+		if slices.ContainsFunc(s.Ranks, func(r node.RankStatus) bool { return r.Err == "" }) {
 			var where node.Where
 			pause, resume := &together{}, &together{}
 			for _, rank := range s.Ranks {

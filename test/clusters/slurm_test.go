@@ -285,7 +285,7 @@ func documented(t *testing.T, train string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, script, _ := strings.Cut(string(page), "```bash\n")
+	_, script, _ := strings.Cut(string(page), "```sh\n")
 	script, _, _ = strings.Cut(script, "```")
 	for _, change := range [][2]string{{"python train.py", train}, {"#SBATCH --gpus-per-node=8\n", ""}, {"#SBATCH --ntasks-per-node=8", "#SBATCH --ntasks-per-node=2"}} {
 		if strings.Count(script, change[0]) != 1 {
