@@ -136,7 +136,7 @@ func TestArgumentsArriveAsTheyWere(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		words := rapid.SliceOfN(rapid.OneOf(
 			rapid.StringMatching(`[$()a-z{} ]{0,12}`),
-			rapid.SampledFrom([]string{"yes", "on", "null", "~", "1:20", "0440", "1e3", "- a", "# b", "a: b", "", " ", "\n", "é", "true", "0x1f", "=", "!!str"}),
+			rapid.SampledFrom([]string{"yes", "on", "null", "~", "1:20", "0440", "1e3", "- a", "# b", "a: b", "", " ", "\n", "\t\n", "\n a", "é", "true", "0x1f", "=", "!!str"}),
 			rapid.StringOf(rapid.RuneFrom([]rune("ab\t\n\"'\\:#-&*?|>%@`"))),
 		), 1, 5).Draw(t, "words")
 		o := sample()

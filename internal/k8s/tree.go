@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -138,7 +139,11 @@ func node(value any) (*yaml.Node, error) {
 }
 
 // scalar is left to the library: it quotes texts that a reader, also one of YAML 1.1, would take for something else.
+// Lines that begin with white space or a tab it writes as a block that it cannot read: they are quoted here.
 func scalar(value any) (*yaml.Node, error) {
+	if text, is := value.(string); is && strings.Contains(text, "\n") && (strings.ContainsAny(text, "\t") || strings.TrimLeft(text, " \n") != text) {
+		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Style: yaml.DoubleQuotedStyle, Value: text}, nil
+	}
 	n := &yaml.Node{}
 	if err := n.Encode(value); err != nil {
 		return nil, err
