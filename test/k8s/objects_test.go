@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -47,6 +48,12 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 		defer os.RemoveAll(dir)
+		defer func() { // softgpu removes the account of a node when the same user starts one after it
+			left, _ := filepath.Glob(fmt.Sprintf("/dev/shm/softgpu-*-k8s-%d-*", os.Getpid()))
+			for _, file := range left {
+				_ = os.Remove(file)
+			}
+		}()
 		if err := os.Chmod(dir, 0o755); err != nil { // it is run as other users too
 			panic(err)
 		}
