@@ -1,22 +1,26 @@
 #!/usr/bin/env python3
 """The demo on a real GPU, in PyTorch: a character-level transformer trained with AdamW.
 
-The job runs twice. First straight through; then under `ebb run`, where all device memory of the
-trainer is parked on disk between the phases of training, and a rollout, a process of its own,
-takes nearly all that is free and generates text with the current weights. Losses and training
-state must be the same to the last bit. The last line says "demo: ok ..." or "demo: FAILED ...".
+The job runs twice. First straight through; then under `ebb run`, where the trainer is idle between
+the phases of training and `ebb swap` hands its memory over: it is parked on disk, and a rollout, a
+process of its own, takes nearly all that is free and generates text with the current weights. Then
+the rollout ends and the trainer has its memory back. Losses and training state must be the same to
+the last bit. The last line says "demo: ok ..." or "demo: FAILED ...".
 
-The trainer uses the preloaded library as it would use torch_memory_saver: tms_pause and
-tms_resume, through ctypes. Without the library it trains straight through.
+To `ebb swap` the rollout is an engine that is simply started and ended (--engine-command, docs/swap.md):
+this file with --engine and a word. Without the preloaded library it is trained straight through.
 
 Needs dist/ (make build) and PyTorch with CUDA. One rank, on the first visible GPU.
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
 import pathlib
+import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -124,27 +128,28 @@ class Parking:
 
     def __init__(self):
         library = ctypes.CDLL(None)
-        self.available = all(hasattr(library, name) for name in ("tms_pause", "tms_resume", "ebb_status"))
+        self.available = all(hasattr(library, name) for name in ("ebb_idle_begin", "ebb_idle_end", "ebb_status"))
         if self.available:
-            self._pause, self._resume, self._status = library.tms_pause, library.tms_resume, library.ebb_status
-            self._pause.argtypes = self._resume.argtypes = [ctypes.c_char_p]
+            self._begin, self._end, self._status = library.ebb_idle_begin, library.ebb_idle_end, library.ebb_status
             self._status.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]
 
-    def pause(self):
-        return self._timed(self._pause)
+    @contextlib.contextmanager
+    def idle(self):
+        """Within it others may pause the memory, which is not used. Its end waits until all of it is back."""
+        if code := self._begin():
+            raise DemoFailed(f"ebb_idle_begin returned {code}")
+        try:
+            yield
+        finally:
+            code = self._end()
+        if code:
+            raise DemoFailed(f"ebb_idle_end returned {code}")
 
-    def resume(self):
-        return self._timed(self._resume)
-
-    def _timed(self, call):
-        """Seconds that the call took, and the status after it."""
-        start = time.monotonic()
-        call(None)
-        seconds = time.monotonic() - start
+    def status(self):
         buffer = ctypes.create_string_buffer(1 << 16)
         if code := self._status(buffer, len(buffer), None):
             raise DemoFailed(f"ebb_status returned {code}")
-        return seconds, json.loads(buffer.value)
+        return json.loads(buffer.value)
 
 
 def hash_tensor(torch, tensor):
@@ -175,15 +180,26 @@ def used_memory(torch):
     return total - free
 
 
-def run_rollout(options, cycle, weights):
-    """The rollout is a tenant of its own: nothing of what makes this process an actor goes to it."""
-    environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith(("TMS_", "EBB_"))}
-    command = [
-        sys.executable, __file__, "--rollout", str(weights), "--cycle", str(cycle),
+def tenant():
+    """The environment of the rollout, and of what starts it: nothing of what makes this process an actor."""
+    return {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith(("TMS_", "EBB_"))}
+
+
+def hand_over(to, options, cycle, weights):
+    """Hands the memory over with `ebb swap`. Returns what it did to this process, and what the device had free."""
+    engine = shlex.join([
+        sys.executable, __file__, "--engine", str(weights), "--cycle", str(cycle), "--trainer", str(os.getpid()),
         "--layers", str(options.layers), "--width", str(options.width),
+    ])
+    command = [
+        str(DIST / "bin/ebb"), "swap", "--to", to, "--pid", str(os.getpid()), "--engine-command", engine,
+        "--timeout", str(options.timeout), "--json",
     ]
-    if status := subprocess.run(command, env=environment, check=False).returncode:
-        raise DemoFailed(f"the rollout of cycle {cycle} failed with status {status}")
+    done = subprocess.run(command, env=tenant(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise DemoFailed(f"the hand-over to {to} of cycle {cycle} ended with {done.returncode}: {done.stderr.strip()}")
+    steps = {step["step"]: step for step in json.loads(done.stdout)["steps"]}
+    return steps["rank"], steps["memory"]
 
 
 def give_memory_to_rollout(torch, options, parking, model, cycle):
@@ -191,12 +207,14 @@ def give_memory_to_rollout(torch, options, parking, model, cycle):
     torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, weights)
     torch.cuda.synchronize()
     before = used_memory(torch)
-    seconds, status = parking.pause()
-    during = used_memory(torch)
-    emit(event="pause", cycle=cycle, seconds=seconds, status=status, before=before, during=during)
-    run_rollout(options, cycle, weights)
-    seconds, status = parking.resume()
-    emit(event="resume", cycle=cycle, seconds=seconds, status=status, after=used_memory(torch))
+    with parking.idle():
+        rank, memory = hand_over("rollout", options, cycle, weights)
+        # The memory was measured when the trainer was paused, before the rollout began.
+        emit(event="pause", cycle=cycle, seconds=rank["seconds"], status=parking.status(), before=before,
+             during=memory["total_bytes"] - memory["bytes"])
+        rank, _ = hand_over("train", options, cycle, weights)
+        status = parking.status()
+    emit(event="resume", cycle=cycle, seconds=rank["seconds"], status=status, after=used_memory(torch))
 
 
 def train(options):
@@ -244,7 +262,9 @@ def generate(torch, model, cycle, length=160):
 
 def rollout(options):
     """Takes nearly all free memory as a cache of keys and values would, writes a pattern to it,
-    generates, and checks the pattern. This small model needs no such cache."""
+    generates, and checks the pattern. This small model needs no such cache. Then it says that it is
+    ready, and keeps its memory until it is told to end, or the trainer has ended."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     torch = setup_torch()
     model = make_model(torch, options.layers, options.width)
     model.load_state_dict(torch.load(options.rollout, map_location="cpu", weights_only=True))
@@ -279,6 +299,61 @@ def rollout(options):
     text = " ".join(text.split())
     print(f"rollout {options.cycle}: {text}", flush=True)
     emit(event="rollout", cycle=options.cycle, bytes=had, free=free, free_while=free_while, total=total, sample=text)
+    be_ready(options)
+
+
+def be_ready(options):
+    os.write(options.ready, b"ready")
+    os.close(options.ready)
+    while not signal.sigtimedwait({signal.SIGTERM}, 0.2):
+        if not os.path.exists(f"/proc/{options.trainer}"):
+            raise DemoFailed("the trainer has ended")
+
+
+# ---- the rollout as `ebb swap` sees it -------------------------------------------------------
+
+
+def engine(options):
+    """Does what the word says: status, wake or sleep (docs/swap.md)."""
+    note = options.engine.with_suffix(".rollout")  # names the process of the rollout while there is one
+    running = None
+    if note.exists():
+        with contextlib.suppress(ProcessLookupError):
+            running = os.pidfd_open(int(note.read_text(encoding="ascii")))
+    if options.word == "status":
+        print("awake" if running is not None and not ended(running, 0) else "asleep")
+    elif options.word == "wake":
+        start_rollout(options, note)
+    elif running is not None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(running, signal.SIGTERM)
+        ended(running, None)
+        note.unlink()
+
+
+def ended(process, timeout):
+    """Waits for the end of a process, so many milliseconds or, with None, for ever."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(timeout))
+
+
+def start_rollout(options, note):
+    """Returns when the rollout has its memory and has generated."""
+    read, write = os.pipe()
+    log = options.engine.with_suffix(".log")
+    command = [
+        sys.executable, __file__, "--rollout", str(options.engine), "--cycle", str(options.cycle), "--trainer", str(options.trainer),
+        "--ready", str(write), "--layers", str(options.layers), "--width", str(options.width),
+    ]
+    with open(log, "wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[write])
+    os.close(write)
+    note.write_text(str(process.pid), encoding="ascii")
+    if os.read(read, 5) != b"ready":
+        note.unlink()
+        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:]
+        raise DemoFailed(f"it ended with status {process.wait()}: {' | '.join(tail)}")
 
 
 # ---- driver ----------------------------------------------------------------------------------
@@ -480,17 +555,22 @@ def main():
     parser.add_argument("--timeout", type=number(1, 86400), default=900, help="give up after so many seconds")
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rollout", metavar="WEIGHTS", help=argparse.SUPPRESS)
+    parser.add_argument("--engine", metavar="WEIGHTS", type=pathlib.Path, help=argparse.SUPPRESS)
+    parser.add_argument("--trainer", type=number(0, 1 << 30), default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--ready", type=number(0, 1 << 20), default=0, help=argparse.SUPPRESS)
+    parser.add_argument("word", nargs="?", choices=("status", "wake", "sleep"), help=argparse.SUPPRESS)
     parser.add_argument("--cycle", type=number(0, 1000), default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.width % 64:
         parser.error(f"--width {options.width} is not a multiple of 64")
 
-    if options.train or options.rollout:
-        try:
-            return train(options) if options.train else rollout(options)
-        except DemoFailed as err:
-            print(f"{'trainer' if options.train else 'rollout'}: {err}", file=sys.stderr, flush=True)
-            return 1
+    for name, part in (("train", train), ("rollout", rollout), ("engine", engine)):
+        if getattr(options, name):
+            try:
+                return part(options)
+            except DemoFailed as err:
+                print(f"{name}: {err}", file=sys.stderr, flush=True)
+                return 1
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leaves through the clean-up
     try:
