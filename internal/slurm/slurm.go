@@ -18,6 +18,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Kind is what an Error means for the caller.
@@ -50,6 +51,9 @@ func errorf(kind Kind, format string, args ...any) *Error {
 // maxOutput is more than squeue and scontrol say of the largest job, in bytes.
 const maxOutput = 4 << 20
 
+// answerTime is how long such a command may take: longer than Slurm itself waits for its controller.
+var answerTime = time.Minute
+
 // output runs a command of Slurm and returns what it prints.
 func output(ctx context.Context, name string, args ...string) (string, error) {
 	path, err := find(name)
@@ -57,12 +61,18 @@ func output(ctx context.Context, name string, args ...string) (string, error) {
 		return "", err
 	}
 	var out, complaint limited
-	cmd := exec.CommandContext(ctx, path, args...)
+	within, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	cmd := exec.CommandContext(within, path, args...)
+	cmd.WaitDelay = time.Second
 	cmd.Env = environ(os.Environ())
 	cmd.Stdout, cmd.Stderr = &out, &complaint
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			return "", context.Cause(ctx)
+		}
+		if within.Err() != nil {
+			return "", fmt.Errorf("%s: no answer in %v", name, answerTime)
 		}
 		return "", fmt.Errorf("%s: %w: %s", name, err, oneLine(complaint.String()))
 	}

@@ -193,6 +193,7 @@ func TestWithoutSlurm(t *testing.T) {
 }
 
 func TestSlurmThatGivesNoAnswer(t *testing.T) {
+	defer func(was time.Duration) { answerTime = was }(answerTime)
 	dir := t.TempDir()
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	put := func(script string) {
@@ -201,6 +202,13 @@ func TestSlurmThatGivesNoAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	put("exec sleep 1000")
+	answerTime = 100 * time.Millisecond
+	var e *Error
+	if _, err := Find(t.Context(), "77"); !errors.As(err, &e) || e.Kind != Unknown || !strings.Contains(e.Text, "no answer in 100ms; is slurmctld up") {
+		t.Errorf("a controller that hangs: %v", err)
+	}
+	answerTime = time.Minute
 	for script, want := range map[string]struct {
 		kind Kind
 		text string
