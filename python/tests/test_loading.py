@@ -105,7 +105,10 @@ class Loading(unittest.TestCase):
                 if not name.startswith("."):
                     self.assertIn(
                         name.split(".")[0],
-                        {"__future__", "argparse", "contextlib", "ctypes", "functools", "importlib", "inspect", "itertools", "json", "math", "os", "pathlib", "re", "sys", "tempfile", "threading", "typing", "weakref"},
+                        {
+                            "__future__", "argparse", "asyncio", "concurrent", "contextlib", "copy", "ctypes", "functools", "importlib", "inspect", "itertools", "json", "logging",
+                            "math", "os", "pathlib", "re", "shlex", "shutil", "subprocess", "sys", "tempfile", "threading", "time", "typing", "weakref",
+                        },
                     )
 
 
