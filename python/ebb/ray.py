@@ -101,7 +101,7 @@ def runtime_env(
     role, cell: as for `ebb run`.
     job: name of the job; None: that of the Ray job and cluster (ray.init() must have been called).
     target: "cpu", "disk" or "auto". disk_dir: directory on a local disk of the actor's node, or several. None:
-        that node's $SCRATCH/miles_train_offload_<uid>; only when supervised.
+        the default of `ebb run` on that node; only when supervised.
     chunk_mb: at most this much pinned staging memory, in MiB; None: 256.
     device: "auto", "cuda" or "soft".
     flags: more flags of `ebb exec`, as ["--discard"].
