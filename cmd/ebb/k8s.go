@@ -146,6 +146,7 @@ func (q *renderRequest) add(f *pflag.FlagSet) {
 	for _, name := range planFlags {
 		f.AddFlag(all.Lookup(name))
 	}
+	f.Lookup("dp").DefValue = "" // it depends
 	f.Lookup("dp").Usage = "data-parallel ranks (default: so many that all GPUs are used)"
 	f.Lookup("host-memory").Usage = "memory of a pod, request and limit (default: what the target takes, and --host-reserve)"
 	f.Lookup("host-reserve").Usage = "of it for the program: PyTorch, its libraries, loaders, /dev/shm"
