@@ -156,7 +156,7 @@ func (o Options) checkProgram() error {
 		return wrongf("which image? --image REGISTRY/NAME:TAG, with ebb and the program in it")
 	case !image.MatchString(o.Image) || len(o.Image) > 512:
 		return wrongf("--image %q: is no name of an image, as registry/team/trainer:1", o.Image)
-	case o.EBB == "" || strings.ContainsAny(o.EBB, "\x00\n"):
+	case o.EBB == "" || strings.ContainsAny(o.EBB, "\x00\n$ "):
 		return wrongf("--ebb %q: name ebb's command in the image, as ebb or /opt/ebb/bin/ebb", o.EBB)
 	case len(o.Command) == 0 && o.Kind != KindRayCluster:
 		return wrongf("which program? ebb k8s render [flags] -- python train.py")

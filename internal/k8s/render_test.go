@@ -209,6 +209,7 @@ func TestWhatIsRefused(t *testing.T) {
 		{"--nproc-per-node 0", func(o *Options) { o.PerNode = 0 }},
 		{"which image?", func(o *Options) { o.Image = "" }},
 		{"is no name of an image", func(o *Options) { o.Image = "a b" }},
+		{"name ebb's command", func(o *Options) { o.EBB = "$(EBB)" }},
 		{"which program?", func(o *Options) { o.Command = nil }},
 		{"which name?", func(o *Options) { o.Name = "" }},
 		{"must be a DNS label", func(o *Options) { o.Name = "Llama" }},
