@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 }
 
 // hang is when waiting counts as waiting for ever. Nothing waits this long unless it is broken.
-const hang = 2 * time.Minute
+const hang = 10 * time.Minute
 
 // long is set by make test-long.
 var long = os.Getenv("EBB_TEST_LONG") == "1"

@@ -20,7 +20,7 @@ import (
 )
 
 // hangs is when a victim counts as hanging.
-const hangs = 3 * time.Minute
+const hangs = 10 * time.Minute
 
 // Paths of what is tested, and of the helpers that TestMain compiles.
 var (
