@@ -311,7 +311,7 @@ func (j *running) kill(t *testing.T) {
 		}
 	}
 	_ = syscall.Kill(-j.cmd.Process.Pid, syscall.SIGKILL) // what is left of its process group
-	<-j.ended //nolint:errcheck // it was killed
+	<-j.ended                                             //nolint:errcheck // it was killed
 	for _, r := range j.ranks {
 		deadline := time.Now().Add(slow)
 		for alive(r.PID) || alive(r.Launcher) {

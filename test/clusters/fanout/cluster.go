@@ -46,7 +46,8 @@ func Run(t testing.TB, s Scale) {
 	t.Logf("%d nodes in %d processes, started in %.1f s", s.Nodes, s.Hosts+1, time.Since(began).Seconds())
 
 	// Where everything takes long, because the machine has other things to do, the controller has more time for it too.
-	s.Timeout, s.Patience = max(s.Timeout, 3*time.Since(began)), max(s.Patience, time.Since(began)/10)
+	busy := min(time.Since(began), 6*time.Second)
+	s.Timeout, s.Patience = max(s.Timeout, 3*busy), max(s.Patience, busy/10)
 	task := controllerTask{Verb: "pause", Key: "step-41-pause", Nodes: nodes, Timeout: s.Timeout, AtOnce: s.AtOnce, Patience: s.Patience}
 	pause := startController(t, task)
 	if !doomed.hear(t).Asked {
