@@ -75,7 +75,7 @@ typedef struct ebb_result {
 	uint64_t skipped_zero_bytes;   /* not moved: all zero */
 	uint64_t skipped_same_bytes;   /* not moved: the backup held the same bytes already */
 	uint64_t skipped_unused_bytes; /* not moved: unused (ebb_pause_except), content undefined after resume */
-	uint64_t kept_bytes;           /* logical bytes left on the device, because others use the memory */
+	uint64_t kept_bytes;           /* logical bytes left on the device: others use it, or a write from it failed */
 	uint64_t check_nanoseconds;    /* of nanoseconds: waiting for fingerprints */
 	uint64_t freed_bytes;          /* of a pause: that became free on the devices, as the driver says */
 	uint64_t missing_bytes;        /* of a pause: of device_bytes, neither free nor taken by others, as NVML tells */

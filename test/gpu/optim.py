@@ -6,6 +6,7 @@ GPUTEST_OPTIM_MILLIONS  elements whose step is timed, default 300: 12 bytes of s
 GPUTEST_OPTIM_ROUNDS    of timing, default 5
 """
 
+import ctypes
 import os
 import statistics
 import tempfile
@@ -111,6 +112,24 @@ def bits():
         # Blocks of PyTorch's pool are larger than what is in them.
         assert max(paused) < parameters * 2 + parameters * STATE_BYTES // 4, f"{max(paused)} bytes were parked"
         note.detail = f"0 bits differ, {max(paused) / MiB:.0f} MiB parked, {parameters * STATE_BYTES / MiB:.0f} MiB of state streamed"
+    with check(f"optim, parked from elsewhere {CYCLES} times") as note:
+        library, left = ctypes.CDLL(None), []
+
+        def park_from_elsewhere(number):  # which asks no optimizer, as `ebb pause` does not
+            if number < CYCLES:
+                library.tms_pause(None)
+                left.append(ebb.status()["bytes_active"])
+                moved = ebb.status()["last_pause"]
+                assert moved["bytes"] > moved["host_bytes"] + moved["disk_bytes"], "slots were saved, or not paused"
+                library.tms_resume(None)
+
+        mine = losses(
+            lambda p: ebb.optim.StreamedAdamW(p, lr=3e-4, fused=True, bucket_elements=10_000_000),
+            STEPS, managed=True, between=park_from_elsewhere,
+        )
+        assert mine == plain["fused"], "losses differ from those of a run that is not parked"
+        assert left == [0] * CYCLES, f"{left} bytes were left on the GPU"
+        note.detail = "0 bits differ, no slot was left on the GPU"
     torch.use_deterministic_algorithms(False)
 
 
