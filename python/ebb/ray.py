@@ -64,10 +64,9 @@ _CLAIM_WAIT_S = 40
 # What Ray runs as Python in a supervised worker; %(ebb)s is `ebb exec … --`, "$@" are Ray's arguments. The first
 # run, of `true`, finds out whether ebb takes the rank here. 73: its directory is still another process's.
 _WORKER = """\
-tries=0
 until why=$(%(ebb)s true 2>&1); do
 	status=$?
-	if [ $status -ne 73 ] || [ $((tries += 1)) -gt %(wait)d ]; then
+	if [ $status -ne 73 ] || [ $SECONDS -ge %(wait)d ]; then
 		export %(refused)s="$why"
 		exec %(python)s "$@"
 	fi

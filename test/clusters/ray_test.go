@@ -19,7 +19,7 @@ import (
 const rayRelease = "ray==2.60.0"
 
 // rayHangs is when a run that does not end is ended: many times what it takes.
-const rayHangs = 5 * time.Minute
+const rayHangs = 12 * time.Minute
 
 // Everything that must hold is said by testdata/ray_job.py, on a cluster that it starts: three nodes with a software
 // GPU and a scratch directory each. Here it gets namespaces of its own: of the network, so that Ray reaches nothing but

@@ -381,7 +381,7 @@ def left_over():
 
 
 def main():
-    faulthandler.dump_traceback_later(280, exit=True)
+    faulthandler.dump_traceback_later(600, exit=True)
     nodes = Nodes()
     held(f"a cluster of {RANKS} raylets, Ray {ray.__version__}")
     assert ebb.ray.job_name().endswith("-" + ray.get_runtime_context().get_job_id())
