@@ -179,7 +179,7 @@ func TestADoctorInASmallCgroup(t *testing.T) {
 	dir, name := memoryGroup(t, 1<<30)
 	n := newNode(t, 64)
 	d := n.doctor(t, []string{"sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, dir}, "--disk-dir", n.disk)
-	d.expect(t, "host", "cgroup", "WARN", "cgroup v1 "+name+" allows 1.0 GiB", "raise the limit")
+	d.expect(t, "host", "cgroup", "WARN", "cgroup v1 "+name+" allows 1 GiB", "raise the limit")
 }
 
 // A rank at work, and the same program with torch_memory_saver's own library in ebb's way.
