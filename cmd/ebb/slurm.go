@@ -377,9 +377,12 @@ func (o *operationFlags) onJob(ctx context.Context) error {
 }
 
 // statusOfJob shows the ranks on all nodes of a job.
-func (r *rankFlags) statusOfJob(ctx context.Context) error {
+func (r *rankFlags) statusOfJob(ctx context.Context, tags bool) error {
 	if err := r.onlyJobs(); err != nil {
 		return err
+	}
+	if tags {
+		return launch.Usagef("--tags has no effect with --slurm, which shows a row for each node: take --json, which has the tags of all ranks")
 	}
 	j, err := findJob(ctx, r.slurm)
 	if err == nil {

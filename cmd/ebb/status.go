@@ -49,7 +49,7 @@ Ends with 0 when all answered, with 3 when no rank is running, and with 4 when o
 		PreRunE: func(cmd *cobra.Command, _ []string) error { return fromEnvironment(cmd) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if ranks.slurm != "" {
-				return ranks.statusOfJob(cmd.Context())
+				return ranks.statusOfJob(cmd.Context(), tags)
 			}
 			found, err := ranks.find(cmd.Context())
 			if err != nil {

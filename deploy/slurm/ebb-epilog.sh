@@ -8,6 +8,9 @@
 #
 # Settings are read from ebb-epilog.conf beside this script; see the one in this folder.
 
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin # slurmd may give none
+export PATH
+
 ebb=ebb
 disk_dirs='/scratch/miles_train_offload_%U'
 seconds=60

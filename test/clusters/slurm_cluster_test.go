@@ -138,7 +138,7 @@ ReturnToService=2
 KillWait=1
 MessageTimeout=5
 TCPTimeout=2
-SchedulerParameters=bf_interval=1
+SchedulerParameters=bf_interval=1,sched_interval=2
 SlurmdParameters=config_overrides
 TaskProlog=DIR/task-prolog.sh
 Epilog=DIR/epilog.d/*.sh

@@ -374,7 +374,7 @@ func (c *slurmCluster) twoJobsOnANode(t *testing.T) {
 	c.configureEpilog("/nowhere") // so that it is the job itself that finds what its predecessor left
 	defer c.configureEpilog(c.local() + "/miles_train_offload_%U")
 	where := []string{"--nodelist=node1", "--requeue"}
-	j, other := c.submit(t, jobSpec{nodes: 1, ignoreTERM: true, sbatch: where}), c.submit(t, jobSpec{nodes: 1, sbatch: where})
+	j, other := c.submit(t, jobSpec{nodes: 1, sbatch: where}), c.submit(t, jobSpec{nodes: 1, sbatch: where})
 	j.awaitIdle(t, 1, 2)
 	other.awaitIdle(t, 1, 2)
 	if a, _ := c.asked(t, 0, "pause", "--slurm", j.id); !a.OK || len(a.Ranks) != 2 {
@@ -401,13 +401,21 @@ func (c *slurmCluster) twoJobsOnANode(t *testing.T) {
 		t.Fatalf("the directories of two jobs: %q", all)
 	}
 	j.forget()
-	c.inside("scontrol", "requeue", j.id)
-	// It is held back for two minutes, lest it fail again at once.
-	c.await("the end of its first run", func() bool { return j.state() == "PENDING" })
-	if left := of(j); !slices.Equal(left, before) {
-		t.Errorf("nothing but SIGKILL ends its ranks, and yet it left %q of %q", left, before)
+	supervisors := []*os.Process{c.processOf(t, j, 0, c.ebb(), "exec"), c.processOf(t, j, 1, c.ebb(), "exec")}
+	for _, sig := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGKILL} { // stopped first: none sees the end of another's rank
+		for _, p := range supervisors {
+			if err := p.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
-	c.inside("scontrol", "update", "JobId="+j.id, "StartTime=now")
+	j.awaitEnd()
+	if left := of(j); len(left) < 4 { // a rank that still sees the end of the other one removes what it can
+		t.Errorf("its supervisors were killed, and yet it left only %q of %q", left, before)
+	}
+	// It is held back for two minutes. A node refuses a job that ended on it within the same second.
+	c.inside("scontrol", "requeue", j.id)
+	c.inside("scontrol", "update", "JobId="+j.id, "StartTime=now+3")
 	j.awaitIdle(t, 1, 2)
 	for _, name := range of(j) {
 		if strings.Contains(name, "/ebb-") {
@@ -460,7 +468,7 @@ func (c *slurmCluster) interrupted(t *testing.T) {
 func (c *slurmCluster) aRankIsLate(t *testing.T) {
 	j := c.submit(t, jobSpec{nodes: 2})
 	j.awaitIdle(t, 1, 4)
-	stopped := c.processOf(t, j, 3)
+	stopped := c.processOf(t, j, 3, c.dir+"/dist/bin/demo-train", "--cycles")
 	if err := stopped.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -489,15 +497,16 @@ func (c *slurmCluster) aRankIsLate(t *testing.T) {
 	c.idle(3)
 }
 
-// processOf is the process of a rank.
-func (c *slurmCluster) processOf(t *testing.T, j *demoJob, rank int) *os.Process {
+// processOf is the process of a rank that runs a program with some argument.
+func (c *slurmCluster) processOf(t *testing.T, j *demoJob, rank int, program, argument string) *os.Process {
 	t.Helper()
 	all, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range all {
-		program, _ := os.Readlink(dir + "/exe")
+		runs, _ := os.Readlink(dir + "/exe")
+		words, _ := os.ReadFile(dir + "/cmdline")
 		environ, _ := os.ReadFile(dir + "/environ")
 		has := func(entry string) bool { return strings.Contains("\x00"+string(environ), "\x00"+entry+"\x00") }
-		if program == c.dir+"/dist/bin/demo-train" && has("SLURM_JOB_ID="+j.id) && has(fmt.Sprintf("SLURM_PROCID=%d", rank)) {
+		if runs == program && strings.Contains(string(words), "\x00"+argument+"\x00") && has("SLURM_JOB_ID="+j.id) && has(fmt.Sprintf("SLURM_PROCID=%d", rank)) {
 			var pid int
 			if _, err := fmt.Sscanf(dir, "/proc/%d", &pid); err != nil {
 				t.Fatal(err)
@@ -589,6 +598,9 @@ func (c *slurmCluster) cannotBeReached(t *testing.T) {
 					t.Errorf("ebb %s %q ended with %d, want %d and %q:\n%s%s", verb, e.args, r.status, e.status, word, r.stdout, r.stderr)
 				}
 			}
+		}
+		if r := c.verb(slurmUser, "status", "--tags", "--slurm", j.id); r.status != 2 || !strings.Contains(r.stderr, "take --json") {
+			t.Errorf("--tags: %d, %s", r.status, r.stderr)
 		}
 		cmd := c.cmd(slurmUser, "env", "PATH=/nowhere", c.ebb(), verb, "--slurm", j.id)
 		if out, err := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != 2 || !strings.Contains(string(out), "squeue is not in PATH: run ebb on a node where") {
