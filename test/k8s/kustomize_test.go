@@ -1,9 +1,7 @@
 package k8s
 
 import (
-	"bytes"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -13,20 +11,22 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
 )
 
-// kustomize is what kubectl makes of a directory below deploy/k8s.
+// kustomize is what kubectl makes of a directory below deploy/k8s: it has the same library in it.
 func kustomize(t *testing.T, dir string) []byte {
 	t.Helper()
-	needs(t, "kubectl")
-	cmd := exec.Command("kubectl", "kustomize", filepath.Join(root, "deploy/k8s", dir))
-	var said bytes.Buffer
-	cmd.Stderr = &said
-	out, err := cmd.Output()
+	objects, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(root, "deploy/k8s", dir))
 	if err != nil {
-		t.Fatalf("%v: %s", err, &said)
+		t.Fatal(err)
 	}
-	return out
+	stream, err := objects.AsYaml()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
 }
 
 // daemonSet is the one in a stream, with its settings.

@@ -35,6 +35,7 @@ import (
 	networkingvalidation "k8s.io/kubernetes/pkg/apis/networking/validation"
 	psa "k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"
+	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
 	"sigs.k8s.io/yaml"
 )
 
@@ -109,35 +110,10 @@ func onlyContent(document []byte) (content []byte) {
 	return content
 }
 
-// jobSet is as much of jobset.x-k8s.io/v1alpha2 as ebb writes, by its documentation: its module is not to be had
-// here. The Job in it is the real type.
-type jobSet struct {
-	metav1.TypeMeta `json:",inline"`
-	Metadata        metav1.ObjectMeta `json:"metadata"`
-	Spec            struct {
-		Network struct {
-			EnableDNSHostnames       *bool  `json:"enableDNSHostnames"`
-			Subdomain                string `json:"subdomain"`
-			PublishNotReadyAddresses *bool  `json:"publishNotReadyAddresses"`
-		} `json:"network"`
-		FailurePolicy struct {
-			MaxRestarts int32 `json:"maxRestarts"`
-		} `json:"failurePolicy"`
-		TTLSecondsAfterFinished *int32          `json:"ttlSecondsAfterFinished"`
-		ReplicatedJobs          []replicatedJob `json:"replicatedJobs"`
-	} `json:"spec"`
-}
-
-type replicatedJob struct {
-	Name     string                  `json:"name"`
-	Replicas int32                   `json:"replicas"`
-	Template batchv1.JobTemplateSpec `json:"template"`
-}
-
-// job is the first Job that the JobSet controller makes of it.
-func (r replicatedJob) job(set jobSet) *batchv1.Job {
+// firstJob is the Job that the JobSet controller makes first of one in a set.
+func firstJob(set jobset.JobSet, r jobset.ReplicatedJob) *batchv1.Job {
 	job := &batchv1.Job{ObjectMeta: *r.Template.ObjectMeta.DeepCopy(), Spec: *r.Template.Spec.DeepCopy()}
-	job.Name = set.Metadata.Name + "-" + r.Name + "-0"
+	job.Name = set.Name + "-" + r.Name + "-0"
 	job.Spec.Template.Spec.Subdomain = set.Spec.Network.Subdomain
 	return job
 }
@@ -167,13 +143,13 @@ func accept(t *testing.T, stream []byte) (a accepted) {
 		a.kinds = append(a.kinds, meta.Kind)
 		switch meta.Kind {
 		case "JobSet":
-			var set jobSet
+			var set jobset.JobSet
 			strictly(t, document, &set)
-			if set.APIVersion != "jobset.x-k8s.io/v1alpha2" || len(set.Spec.ReplicatedJobs) != 1 {
+			if set.APIVersion != jobset.SchemeGroupVersion.String() || len(set.Spec.ReplicatedJobs) != 1 {
 				t.Errorf("JobSet %s with %d jobs", set.APIVersion, len(set.Spec.ReplicatedJobs))
 			}
 			for _, r := range set.Spec.ReplicatedJobs {
-				job := r.job(set)
+				job := firstJob(set, r)
 				a.jobs = append(a.jobs, job)
 				checkJob(t, job.DeepCopy())
 				a.pods = append(a.pods, namedPod{"JobSet", r.Template.Spec.Template})
