@@ -82,7 +82,7 @@ func ParseResource(s string) (string, error) {
 // ParseVariable parses NAME=VALUE of an environment.
 func ParseVariable(s string) (Pair, error) {
 	name, value, ok := strings.Cut(s, "=")
-	if !ok || !environment.MatchString(name) || strings.ContainsRune(value, 0) {
+	if !ok || !environment.MatchString(name) {
 		return Pair{}, fmt.Errorf("must be NAME=VALUE")
 	}
 	return Pair{name, value}, nil

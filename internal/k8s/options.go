@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/ebb-offload/ebb/internal/launch"
 	"github.com/ebb-offload/ebb/internal/sizing"
@@ -156,7 +157,7 @@ func (o Options) checkProgram() error {
 		return wrongf("which image? --image REGISTRY/NAME:TAG, with ebb and the program in it")
 	case !image.MatchString(o.Image) || len(o.Image) > 512:
 		return wrongf("--image %q: is no name of an image, as registry/team/trainer:1", o.Image)
-	case o.EBB == "" || strings.ContainsAny(o.EBB, "\x00\n$ "):
+	case o.EBB == "" || strings.ContainsAny(o.EBB, "\n$ ") || !isText(o.EBB):
 		return wrongf("--ebb %q: name ebb's command in the image, as ebb or /opt/ebb/bin/ebb", o.EBB)
 	case len(o.Command) == 0 && o.Kind != KindRayCluster:
 		return wrongf("which program? ebb k8s render [flags] -- python train.py")
@@ -166,10 +167,12 @@ func (o Options) checkProgram() error {
 		return wrongf("--head-memory is that of Ray's head: add --kind raycluster, or leave it out")
 	case o.RayVersion != "" && o.Kind != KindRayCluster:
 		return wrongf("--ray-version %s: add --kind raycluster, or leave it out", o.RayVersion)
+	case o.RayVersion != "" && !qualified.MatchString(o.RayVersion):
+		return wrongf("--ray-version %q: is no version of Ray, as 2.52.0", o.RayVersion)
 	}
 	for _, word := range o.Command {
-		if strings.ContainsRune(word, 0) {
-			return wrongf("the program's argument %q holds a zero byte", word)
+		if !isText(word) {
+			return wrongf("the program's argument %q is no text: Kubernetes takes UTF-8 without zero bytes; have the program read such bytes from a file", word)
 		}
 	}
 	seen := map[string]bool{}
@@ -177,6 +180,8 @@ func (o Options) checkProgram() error {
 		switch {
 		case seen[e.Name]:
 			return wrongf("--env %s is given twice: leave one out", e.Name)
+		case !isText(e.Value):
+			return wrongf("--env %s=%q is no text: Kubernetes takes UTF-8 without zero bytes; have the program read such bytes from a file", e.Name, e.Value)
 		case slices.Contains(identity, e.Name):
 			return wrongf("--env %s: Kubernetes says what it is; leave it out", e.Name)
 		}
@@ -185,13 +190,16 @@ func (o Options) checkProgram() error {
 	return nil
 }
 
+// isText reports whether an object can hold a text as it is.
+func isText(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
+
 func (o Options) checkScratch() error {
 	switch {
 	case o.StorageClass != "" && o.ScratchPath != "":
 		return wrongf("--storage-class and --scratch-path both say where the disk is: give one")
 	case o.StorageClass != "":
 		return checkSubdomain("--storage-class", o.StorageClass)
-	case o.ScratchPath != "" && (!path.IsAbs(o.ScratchPath) || path.Clean(o.ScratchPath) != o.ScratchPath || o.ScratchPath == "/" || strings.ContainsAny(o.ScratchPath, ",:\n\x00")):
+	case o.ScratchPath != "" && (!path.IsAbs(o.ScratchPath) || path.Clean(o.ScratchPath) != o.ScratchPath || o.ScratchPath == "/" || strings.ContainsAny(o.ScratchPath, ",:\n") || !isText(o.ScratchPath)):
 		return wrongf("--scratch-path %q: must be the absolute path of a directory on the nodes' local disk, as /mnt/nvme", o.ScratchPath)
 	}
 	return nil

@@ -6,19 +6,24 @@ import "fmt"
 const modeGroupReads = 0o440
 
 // serveContainer runs ebb serve beside the ranks. It begins before them and ends after them: an init container that
-// goes on (Kubernetes 1.29 and later).
+// goes on (Kubernetes 1.29 and later). So it is the one that reclaims what ranks leave that were killed: a hook could
+// not, since those of all containers run at the beginning of the end, while the ranks live.
 func (o Options) serveContainer() Object {
 	s := o.Serve
+	script, why := copyToken+` && exec "$0" "$@"`, "the token is copied, for ebb serve takes none that others may read, and a Secret is root's"
+	if o.onDisk() {
+		script = copyToken + " || exit\n" + fmt.Sprintf(serveAndReclaim, o.diskDir())
+		why += "; at the end, when the ranks are dead, what they left is removed"
+	}
 	c := Object{
 		{Name: "name", Value: "ebb-serve"},
 		{Name: "image", Value: o.Image},
 		{Name: "restartPolicy", Value: "Always"},
-		{Name: "command", Value: texts("/bin/sh", "-c"),
-			Why: "the token is copied, for ebb serve takes none that others may read, and a Secret is root's"},
+		{Name: "command", Value: texts("/bin/sh", "-c"), Why: why},
 		{Name: "args", Value: texts(
-			`umask 077 && cat `+tokenDir+`/token >`+runDir+`/token && exec "$0" "$@"`,
+			script,
 			o.EBB, "serve",
-			fmt.Sprintf("--listen=0.0.0.0:%d", s.Port),
+			fmt.Sprintf("--listen=:%d", s.Port),
 			"--runtime-dir="+runtimeDir,
 			"--token-file="+runDir+"/token",
 			"--tls-cert="+tlsDir+"/tls.crt",
@@ -33,7 +38,6 @@ func (o Options) serveContainer() Object {
 	}
 	mounts := list{mount(runVol, runDir, false), mount("serve-token", tokenDir, true), mount("serve-tls", tlsDir, true)}
 	if o.onDisk() {
-		c = c.with(Field{Name: "lifecycle", Value: o.reclaim(), Why: "where the ranks' container is killed, this one still reclaims"})
 		mounts = append(list{mount(scratchVol, scratchDir, false)}, mounts...)
 	}
 	return c.with(
@@ -45,6 +49,19 @@ func (o Options) serveContainer() Object {
 		Field{Name: "volumeMounts", Value: mounts},
 	)
 }
+
+// copyToken is the beginning of what the container's shell does; ebb's command and its arguments are "$0" "$@".
+const copyToken = `umask 077 && cat ` + tokenDir + `/token >` + runDir + `/token`
+
+// serveAndReclaim is the rest where there is a disk: the shell passes SIGTERM on, and reclaims when ebb serve has
+// ended. A wait that the signal broke off tells more than 128. Its verb is the disk directory.
+const serveAndReclaim = `"$0" "$@" &
+trap 'kill -TERM $!' TERM
+wait $!; status=$?
+if [ $status -gt 128 ]; then wait $!; status=$?; fi
+if [ -d %[1]s ]; then "$0" gc --disk-dir %[1]s || exit; fi
+exit $status
+`
 
 // What ebb serve may take: memory with its replies to a controller, and room for its log.
 const (
