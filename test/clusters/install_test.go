@@ -1,13 +1,18 @@
 package clusters
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 )
 
 var root string // the repository
@@ -86,17 +91,89 @@ func debian(t *testing.T, packages ...string) {
 		if os.Geteuid() != 0 {
 			return fmt.Errorf("%s is not installed, and to install it takes root", strings.Join(names, ", "))
 		}
-		if !installed.updated {
-			if err := command("apt-get", "update"); err != nil {
-				return err
-			}
-			installed.updated = true
-		}
-		return command("apt-get", append([]string{"install", "-y", "--no-install-recommends"}, names...)...)
+		return aptInstall(names)
 	})
 	if err != nil {
 		missing(t, "install "+strings.Join(packages, ", "), err)
 	}
+}
+
+// aptInstall installs packages of Debian, of which no service is started or begins with the machine. What takes a
+// network has a deadline; the installation itself must not be broken off.
+func aptInstall(names []string) error {
+	patience := []string{"-o", "Acquire::http::Timeout=20", "-o", "Acquire::https::Timeout=20", "-o", "Acquire::Retries=1", "-o", "DPkg::Lock::Timeout=60"}
+	if !installed.updated {
+		if err := command("apt-get", append(patience, "update")...); err != nil {
+			return err
+		}
+		installed.updated = true
+	}
+	install := slices.Concat(patience, []string{"install", "-y", "--no-install-recommends"}, names)
+	if err := command("apt-get", append(install, "--download-only")...); err != nil {
+		return err
+	}
+	before := map[string]bool{}
+	for _, s := range startup {
+		for _, path := range s.files() {
+			before[path] = true
+		}
+	}
+	if err := withoutServices("/usr/sbin/policy-rc.d", os.Getpid(), func() error { return within(0, "apt-get", append(install, "--no-download")...) }); err != nil {
+		return err
+	}
+	for _, s := range startup {
+		for _, path := range s.files() {
+			if before[path] || strings.HasSuffix(path, "@.service") { // the latter is a pattern of services
+				continue
+			}
+			if _, err := exec.LookPath(s.program); err != nil {
+				continue // then nobody starts it either
+			}
+			if err := command(s.program, s.disable(filepath.Base(path))...); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// starter is who starts services with the machine, by the files that packages put there.
+type starter struct {
+	pattern, program string
+	disable          func(name string) []string
+}
+
+func (s starter) files() []string {
+	paths, _ := filepath.Glob(s.pattern) // only a wrong pattern is an error
+	return paths
+}
+
+// startup are the two ways in which services begin with a machine.
+var startup = []starter{
+	{"/etc/init.d/*", "update-rc.d", func(name string) []string { return []string{name, "disable"} }},
+	{"/lib/systemd/system/*.service", "systemctl", func(name string) []string { return []string{"disable", name} }},
+}
+
+// withoutServices does something while packages that are installed must not start their services: Debian's
+// invoke-rc.d and systemd's helpers ask the program at that path. One that is there already is somebody's decision,
+// and stays. Should this process be killed, what it leaves forbids nothing.
+func withoutServices(policy string, pid int, do func() error) (err error) {
+	text := fmt.Sprintf("#!/bin/sh\n# ebb's tests of clusters install packages; it may be removed.\n[ ! -d /proc/%d ] || exit 101\n", pid)
+	f, err := os.OpenFile(policy, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755)
+	if errors.Is(err, os.ErrExist) {
+		return do()
+	}
+	if err != nil {
+		return fmt.Errorf("forbid that services are started: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.Remove(policy)) }()
+	if _, err := f.WriteString(text); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return do()
 }
 
 // venv makes a virtual environment of that name below build/ with these packages of PyPI, given as pip takes them,
@@ -119,7 +196,7 @@ func venv(t *testing.T, name string, packages ...string) string {
 		if err := command(systemPython, "-m", "venv", "--system-site-packages", dir); err != nil {
 			return err
 		}
-		if err := command(python, append([]string{"-m", "pip", "install", "--quiet", "--disable-pip-version-check"}, packages...)...); err != nil {
+		if err := command(python, append([]string{"-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--timeout", "20", "--retries", "1"}, packages...)...); err != nil {
 			return err
 		}
 		return os.WriteFile(filepath.Join(dir, "packages"), []byte(want), 0o644)
@@ -133,14 +210,97 @@ func venv(t *testing.T, name string, packages ...string) string {
 // systemPython is the distribution's own: it is what Debian's python3-torch belongs to.
 const systemPython = "/usr/bin/python3"
 
-// command runs a program that installs something; its error has the last lines that it printed.
-func command(name string, args ...string) error {
-	cmd := exec.Command(name, args...)
+// downloading is how long one program may take that needs a network.
+const downloading = 5 * time.Minute
+
+// command runs a program that installs something, with a deadline.
+func command(name string, args ...string) error { return within(downloading, name, args...) }
+
+// within runs a program for so long at most (0: to its end), and then ends it with all that it started; its error has
+// the last lines that it printed.
+func within(limit time.Duration, name string, args ...string) error {
+	ctx, cancel := context.Background(), func() {}
+	if limit > 0 {
+		ctx, cancel = context.WithTimeout(ctx, limit)
+	}
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 5 * time.Second
 	out, err := cmd.CombinedOutput()
+	if ctx.Err() != nil {
+		err = fmt.Errorf("not done in %v: %w", limit, err)
+	}
 	if err != nil {
 		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 		return fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, strings.Join(lines[max(0, len(lines)-5):], " | "))
 	}
 	return nil
+}
+
+// A program that hangs is given up, with what it started, and its last words are told.
+func TestAnInstallationThatHangsIsGivenUp(t *testing.T) {
+	left := filepath.Join(t.TempDir(), "pid")
+	err := within(time.Second, "sh", "-c", `echo waiting for a mirror; sleep 3600 & echo $! >"$1"; wait`, "sh", left)
+	if err == nil || !strings.Contains(err.Error(), "not done in 1s") || !strings.Contains(err.Error(), "waiting for a mirror") {
+		t.Errorf("the error of a program that hangs: %v", err)
+	}
+	text, err := os.ReadFile(left)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for alive := true; alive; { // a killed process may be there for a moment
+		status, err := os.ReadFile(filepath.Join("/proc", strings.TrimSpace(string(text)), "cmdline"))
+		alive = err == nil && strings.HasPrefix(string(status), "sleep")
+	}
+}
+
+// While packages are installed, whoever asks is told to start no service (101); afterwards, and when the test was
+// killed, everything may be started.
+func TestNoServiceIsStartedByAnInstallation(t *testing.T) {
+	policy := filepath.Join(t.TempDir(), "policy-rc.d")
+	answer := func() int {
+		cmd := exec.Command(policy, "munge", "start")
+		_ = cmd.Run()
+		return cmd.ProcessState.ExitCode()
+	}
+	broken := errors.New("broken")
+	if err := withoutServices(policy, os.Getpid(), func() error {
+		if got := answer(); got != 101 {
+			t.Errorf("may munge be started? %d, want 101", got)
+		}
+		return broken
+	}); !errors.Is(err, broken) {
+		t.Errorf("the error is %v", err)
+	}
+	if _, err := os.Stat(policy); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it is left: %v", err)
+	}
+
+	const nobody = 1 << 30 // above every pid
+	if err := withoutServices(policy, nobody, func() error {
+		if got := answer(); got != 0 {
+			t.Errorf("may munge be started, when the test is dead? %d, want 0", got)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+
+	if err := os.WriteFile(policy, []byte("#!/bin/sh\nexit 104\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := withoutServices(policy, os.Getpid(), func() error {
+		if got := answer(); got != 104 {
+			t.Errorf("the administrator's own answer is %d now", got)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if got := answer(); got != 104 {
+		t.Errorf("the administrator's own file answers %d", got)
+	}
 }
