@@ -61,6 +61,9 @@ _REFUSED = "EBB_RAY_REFUSED"
 # Ray waits 60 s for a worker by default (worker_register_timeout_seconds).
 _CLAIM_WAIT_S = 40
 
+# How long bring_back waits before it asks a rank again that Ray does not reach.
+_ASK_AGAIN_S = 0.2
+
 # What Ray runs as Python in a supervised worker; %(ebb)s is `ebb exec … --`, "$@" are Ray's arguments. The first
 # run, of `true`, finds out whether ebb takes the rank here. 73: its directory is still another process's.
 _WORKER = """\
@@ -84,7 +87,7 @@ def runtime_env(
     cell: int = 0,
     world_size: Optional[int] = None,
     job: Optional[str] = None,
-    target: str = "cpu",
+    target: Optional[str] = None,
     disk_dir: Union[None, Path, Sequence[Path]] = None,
     chunk_mb: Optional[int] = None,
     device: str = "auto",
@@ -99,8 +102,10 @@ def runtime_env(
     rank: from 0 on, different for each actor of a role and cell. world_size: number of ranks; None: not told.
     role, cell: as for `ebb run`.
     job: name of the job; None: that of the Ray job and cluster (ray.init() must have been called).
-    target: "cpu", "disk" or "auto". disk_dir: directory on a local disk of the actor's node, or several. None:
-        the default of `ebb run` on that node; only when supervised.
+    target: "cpu", "disk" or "auto"; None: EBB_OFFLOAD_TRAIN_TARGET of the worker's environment (when not supervised: of
+        env_vars), else "cpu".
+    disk_dir: directory on a local disk of the actor's node, or several. None: the default of `ebb run` on that node;
+        only when supervised.
     chunk_mb: at most this much pinned staging memory, in MiB; None: 256.
     device: "auto", "cuda" or "soft".
     flags: more flags of `ebb exec`, as ["--discard"].
@@ -111,7 +116,7 @@ def runtime_env(
         the actor starts without ebb, and check() says why.
         False: only env_vars, for software that passes no more than these on. Nobody removes the files of an
         actor that is killed until its next process, on the same node, or `ebb gc` does.
-    python: interpreter of a supervised worker; None: this process's.
+    python: interpreter of a supervised worker, as a shell reads it: it may have arguments; None: this process's.
     command: path of the command ebb; None: that of this installation of the package, else that of PATH. Where this
         process and the actor's node differ, all paths are those of the actor's node; the command must be on both.
 
@@ -127,7 +132,8 @@ def runtime_env(
             raise InvalidArgument(f"rank {rank} is not below world_size {world_size}")
         own["WORLD_SIZE"] = str(world_size)
     arguments = _flags(rank, role, cell, job if job is not None else job_name(), target, disk_dir, chunk_mb, device, flags)
-    if not supervised and disk_dir is None and target != "cpu":
+    to = target or own.get("EBB_OFFLOAD_TRAIN_TARGET") or "cpu"
+    if not supervised and to != "cpu" and disk_dir is None and not own.get("EBB_OFFLOAD_TRAIN_DISK_DIR"):
         raise InvalidArgument(
             "without a supervisor the disk directory must be named, since the actor's node is not asked: give disk_dir="
         )
@@ -135,7 +141,7 @@ def runtime_env(
     said: List[str] = []
     settings = _command.ask(path, ["env", *arguments, "--json"], _command.without_ebb(os.environ, own), said)
     if supervised:
-        interpreter = python if python is not None else sys.executable
+        interpreter = python if python is not None else shlex.quote(sys.executable)
         return {"env_vars": {**own, "RANK": str(rank)}, "py_executable": _worker(path, arguments, interpreter)}
     for line in said:
         _log.warning("rank %d, as seen from this node: %s", rank, line)
@@ -166,13 +172,14 @@ def job_name() -> str:
 
 
 def _flags(
-    rank: int, role: str, cell: int, job: str, target: str, disk_dir: Union[None, Path, Sequence[Path]],
+    rank: int, role: str, cell: int, job: str, target: Optional[str], disk_dir: Union[None, Path, Sequence[Path]],
     chunk_mb: Optional[int], device: str, more: Sequence[str],
 ) -> List[str]:
     if isinstance(more, str):
         raise InvalidArgument(f"flags is a list of flags, not the text {more!r}")
-    flags = ["--offload-train", "--offload-train-target", target, "--role", role, "--cell", str(cell), "--job", job, "--rank", str(rank)]
-    flags += ["--device", device]
+    flags = ["--offload-train", "--role", role, "--cell", str(cell), "--job", job, "--rank", str(rank), "--device", device]
+    if target is not None:
+        flags += ["--offload-train-target", target]
     if disk_dir is not None:
         directories = _command.paths(disk_dir)
         for directory in directories:
@@ -192,7 +199,7 @@ def _worker(command: str, arguments: Sequence[str], python: str) -> str:
     """What Ray puts in front of the arguments of a worker; a shell reads it."""
     script = _WORKER % {
         "ebb": shlex.join([command, "exec", *arguments, "--"]),
-        "python": python,  # may have arguments, as Ray allows
+        "python": python,  # for the shell: it may have arguments, as Ray allows
         "refused": _REFUSED,
         "wait": _CLAIM_WAIT_S,
     }
@@ -230,9 +237,9 @@ class Answer(NamedTuple):
     pid: int
     node: str
     """Ray's id of the node; "" outside of Ray."""
-    bytes_active: int
-    """Managed memory on the device."""
-    bytes_paused: int
+    bytes_active: Optional[int]
+    """Managed memory on the device. None: not known, since it could not be asked for."""
+    bytes_paused: Optional[int]
     directories: Tuple[str, ...]
     """The disk directories of its job, for `ebb gc`."""
     result: Optional[Result] = None
@@ -258,6 +265,7 @@ def pause_here(tags: Tags = None, skip_unused: bool = False, expires: Optional[f
         _still_wanted(expires, "pause")
         check()
         reclaim_here()
+        _still_wanted(expires, "pause")  # that may have taken a while
         return _memory.pause(tags, skip_unused)
 
     return _answer(pause)
@@ -296,10 +304,14 @@ def _answer(do: Callable[[], Optional[Result]]) -> Answer:
         result = do()
     except Error as err:
         error = err.with_traceback(None)
-    active = paused = 0
+    active: Optional[int] = None
+    paused: Optional[int] = None
     try:
         state = _memory.status()
         active, paused = int(state.get("bytes_active", 0)), int(state.get("bytes_paused", 0))
+    except NotLoaded as err:  # nothing is managed
+        active, paused = 0, 0
+        error = error or err.with_traceback(None)
     except Error as err:
         error = error or err.with_traceback(None)
     return Answer(_process(), os.getpid(), _node(), active, paused, tuple(_directories()), result, error)
@@ -433,7 +445,7 @@ class AsyncParkable:
         return locks[name]
 
     def _ebb_settle(self, answer: Answer) -> None:
-        """Lets the others use the memory when none of it is paused."""
+        """Lets the others use the memory when it is known that none of it is paused."""
         if answer.bytes_paused == 0 and self.__dict__.pop("_ebb_holds", False):
             self.ebb_resting().release()
 
@@ -455,10 +467,11 @@ class RankReport(NamedTuple):
 
     rank: int
     outcome: str
-    """"done"; "failed": it said why, and its memory is as `state` says; "late": no answer by the deadline; "dead":
-    its process ended, or cannot be reached; "refused": it could not be asked."""
+    """"done"; "failed": it said why, and its memory is as `state` says; "late": no answer by the deadline;
+    "unavailable": Ray does not reach it at present: it may live, and may have done it; "dead": its process ended;
+    "refused": it could not be asked."""
     state: str
-    """Its memory: "active", "paused", "part" of it paused, "none" managed, "unknown" (late), "lost" (dead)."""
+    """Its memory: "active", "paused", "part" of it paused, "none" managed, "unknown", "lost" (dead)."""
     node: str
     """Ray's id of the node, as last heard of; "" when never."""
     result: Optional[Result]
@@ -579,8 +592,9 @@ class ActorGroup:
 
     def bring_back(self, timeout: float, wait: Optional[float] = None) -> GroupReport:
         """After a pause that was not done: resumes everything on every rank that lives, also where a late pause is
-        still under way. The report leaves dead ranks out: it is done when all others have their memory back."""
-        report = self._all("bring back", self._methods[1], timeout, {"tags": None, "timeout": wait})
+        still under way. A rank that cannot be reached is asked again until the deadline: it may live, and be paused.
+        The report leaves dead ranks out: it is done when all others have their memory back."""
+        report = self._all("bring back", self._methods[1], timeout, {"tags": None, "timeout": wait}, insist=True)
         return report._replace(ranks=tuple(rank for rank in report.ranks if rank.outcome != "dead"))
 
     def status(self, timeout: float) -> GroupReport:
@@ -620,16 +634,16 @@ class ActorGroup:
             if node in alive:
                 asked[task.options(scheduling_strategy=strategy(node, soft=False)).remote(directories)] = node
             else:
-                said[node] = f"the node is not in the cluster: when it is back, run there: ebb gc --disk-dir {','.join(directories)}"
+                said[node] = f"the node is not in the cluster: when it is back, run there: {_gc(directories)}"
         ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=seconds) if asked else ([], [])
         for ref in ready:
             try:
                 said[asked[ref]] = str(ray.get(ref))
                 self._seen_to(asked[ref])
             except Exception as err:  # whatever became of the task is this node's alone
-                said[asked[ref]] = f"{_one_line(err)}; run there: ebb gc --disk-dir {','.join(places[asked[ref]])}"
+                said[asked[ref]] = f"{_one_line(err)}; run there: {_gc(places[asked[ref]])}"
         for ref in late:
-            said[asked[ref]] = f"no answer in {seconds:g} s; run there: ebb gc --disk-dir {','.join(places[asked[ref]])}"
+            said[asked[ref]] = f"no answer in {seconds:g} s; run there: {_gc(places[asked[ref]])}"
         return said
 
     def _seen_to(self, node: str) -> None:
@@ -638,30 +652,46 @@ class ActorGroup:
                 if node in left:
                     left.remove(node)
 
-    def _all(self, operation: str, method: str, timeout: float, arguments: Dict[str, Any]) -> GroupReport:
+    def _all(self, operation: str, method: str, timeout: float, arguments: Dict[str, Any], insist: bool = False) -> GroupReport:
+        """insist: asks ranks that are unavailable again, until the deadline."""
         seconds = _deadline(timeout)
         with self._lock:
             begin = time.monotonic()
             if method != self._methods[2]:
                 arguments = {**arguments, "expires": time.time() + seconds}
             reports: Dict[int, RankReport] = {}
-            asked: Dict[Any, int] = {}
-            for rank, actor in enumerate(self._actors):
-                try:
-                    asked[getattr(actor, method).remote(**arguments)] = rank
-                except AttributeError:
-                    names = InvalidArgument(f"the actor has no method {method}: make ebb.ray.Parkable a base of its class, or give methods=")
-                    reports[rank] = self._report(rank, "refused", error=names)
-                except Exception as err:  # Ray's many ways to refuse a call
-                    reports[rank] = self._report(rank, "refused", error=err)
-            left = max(0.0, seconds - (time.monotonic() - begin))
-            ready, late = self._ray.wait(list(asked), num_returns=len(asked), timeout=left) if asked else ([], [])
-            for ref in ready:
-                reports[asked[ref]] = self._heard(asked[ref], ref, method)
-            for ref in late:
-                said = Timeout(f"no answer to the {operation} within {seconds:g} s: the actor is busy, starting or restarting")
-                reports[asked[ref]] = self._report(asked[ref], "late", error=said)
+            ranks = list(range(len(self._actors)))
+            while ranks:
+                self._ask(ranks, operation, method, arguments, begin + seconds, seconds, reports)
+                ranks = [rank for rank in ranks if reports[rank].outcome == "unavailable"]
+                left = begin + seconds - time.monotonic()
+                if not insist or left <= 0:
+                    break
+                if ranks:
+                    time.sleep(min(_ASK_AGAIN_S, left))
             return GroupReport(operation, tuple(reports[rank] for rank in range(len(self._actors))), time.monotonic() - begin)
+
+    def _ask(
+        self, ranks: Sequence[int], operation: str, method: str, arguments: Dict[str, Any], end: float, seconds: float,
+        reports: Dict[int, RankReport],
+    ) -> None:
+        """Asks some ranks once, all at the same time, and waits until `end` (time.monotonic())."""
+        asked: Dict[Any, int] = {}
+        for rank in ranks:
+            try:
+                asked[getattr(self._actors[rank], method).remote(**arguments)] = rank
+            except AttributeError:
+                names = InvalidArgument(f"the actor has no method {method}: make ebb.ray.Parkable a base of its class, or give methods=")
+                reports[rank] = self._report(rank, "refused", error=names)
+            except Exception as err:  # Ray's many ways to refuse a call
+                reports[rank] = self._report(rank, "refused", error=err)
+        left = max(0.0, end - time.monotonic())
+        ready, late = self._ray.wait(list(asked), num_returns=len(asked), timeout=left) if asked else ([], [])
+        for ref in ready:
+            reports[asked[ref]] = self._heard(asked[ref], ref, method)
+        for ref in late:
+            said = Timeout(f"no answer to the {operation} within {seconds:g} s: the actor is busy, starting or restarting")
+            reports[asked[ref]] = self._report(asked[ref], "late", error=said)
 
     def _heard(self, rank: int, ref: Any, method: str) -> RankReport:
         """The report of an actor that answered, or will not."""
@@ -669,7 +699,9 @@ class ActorGroup:
         try:
             answer = self._ray.get(ref)
         except errors.RayActorError as err:
-            return self._report(rank, "dead", error=err)
+            # Without ActorDiedError the process may live, and may have done what it was asked for. Old Ray has only the base.
+            died = isinstance(err, getattr(errors, "ActorDiedError", errors.RayActorError))
+            return self._report(rank, "dead" if died else "unavailable", error=err)
         except errors.RayTaskError as err:
             return self._report(rank, "failed", error=getattr(err, "cause", None) or err)
         except Exception as err:
@@ -701,7 +733,14 @@ def _collect_lines(directories: List[str]) -> str:
     return "; ".join(_collect(there)) if there else ""
 
 
+def _gc(directories: Sequence[str]) -> str:
+    """The command that a person runs on a node."""
+    return shlex.join(["ebb", "gc", "--disk-dir", ",".join(directories)])
+
+
 def _state(answer: Answer) -> str:
+    if answer.bytes_paused is None or answer.bytes_active is None:
+        return "unknown"
     if answer.bytes_paused:
         return "part" if answer.bytes_active else "paused"
     return "active" if answer.bytes_active else "none"

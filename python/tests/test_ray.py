@@ -2,17 +2,25 @@
 real thing is in test/clusters."""
 
 import asyncio
+import contextlib
+import faulthandler
+import io
 import logging
 import os
 import pickle
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
+import traceback
+import types
 import unittest
+from unittest import mock
 
 import ebb
 import ebb.ray
@@ -21,12 +29,63 @@ from support import DISK, PRELUDE, ROOT, Memory, MiB, backup_files
 COMMAND = str(ROOT / "dist/bin/ebb")
 DEFAULTS = dict(job="job", target="disk", disk_dir="/nowhere/ebb", device="soft", chunk_mb=16)
 
+# Seconds: many times what any test takes on a busy machine.
+HANGS = 600
+
+
+class Hung(AssertionError):
+    """A test did not go on; it says where."""
+
+
+@contextlib.contextmanager
+def watched(seconds=HANGS):
+    """What hangs in the body fails with the stacks of all tasks and threads."""
+
+    def hung(_number, frame):
+        stacks = io.StringIO()
+        with contextlib.suppress(RuntimeError):  # no loop runs
+            for task in asyncio.all_tasks():
+                task.print_stack(file=stacks)
+        for thread, top in sys._current_frames().items():
+            print(f"Thread {thread}:", file=stacks)
+            traceback.print_stack(frame if thread == threading.get_ident() else top, file=stacks)
+        raise Hung(f"hangs:\n{stacks.getvalue()}")
+
+    before = signal.signal(signal.SIGALRM, hung)
+    faulthandler.dump_traceback_later(seconds + 60, exit=True)  # where the main thread hangs in C, or in cleaning up
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)
+
+
+class Watched(unittest.TestCase):
+    """Tests that fail where they would hang."""
+
+    def run(self, result=None):
+        with watched():
+            return super().run(result)
+
+
+class Watchdog(unittest.TestCase):
+    def test_what_hangs_fails_and_is_named(self):
+        async def waits_for_a_lock_that_nobody_releases():
+            lock = asyncio.Lock()
+            await lock.acquire()
+            await lock.acquire()
+
+        with self.assertRaisesRegex(Hung, "waits_for_a_lock_that_nobody_releases"), watched(0.01):
+            asyncio.run(waits_for_a_lock_that_nobody_releases())
+
 
 def variables(**changed):
     return ebb.ray.runtime_env(**{**DEFAULTS, "supervised": False, **changed})["env_vars"]
 
 
-class RuntimeEnv(unittest.TestCase):
+class RuntimeEnv(Watched):
     def setUp(self):
         logging.disable(logging.WARNING)  # that /nowhere is not on this node
         self.addCleanup(logging.disable, logging.NOTSET)
@@ -73,6 +132,12 @@ class RuntimeEnv(unittest.TestCase):
         self.assertEqual(env["env_vars"], {"RANK": "2"})
         self.assertIn(f"{COMMAND} exec ", env["py_executable"])
 
+    def test_without_a_supervisor_the_target_is_that_of_env_vars_or_cpu(self):
+        self.assertNotIn("TMS_DISK_BACKUP_DIR", variables(rank=0, target=None))
+        given = {"EBB_OFFLOAD_TRAIN_TARGET": "disk", "EBB_OFFLOAD_TRAIN_DISK_DIR": "/nowhere/given"}
+        self.assertEqual(variables(rank=0, target=None, disk_dir=None, env_vars=given)["TMS_DISK_BACKUP_DIR"], "/nowhere/given/job/actor_cell0_rank0")
+        self.assertNotIn("TMS_DISK_BACKUP_DIR", variables(rank=0, target="cpu", env_vars=given))
+
     def test_bad_input(self):
         self.refused("rank is a whole number from 0 on, not -1", rank=-1)
         self.refused("rank is a whole number", rank="0")
@@ -94,12 +159,14 @@ class RuntimeEnv(unittest.TestCase):
         self.refused("unknown flag: --nope", flags=["--nope"])
         self.refused("a list of flags", flags="--discard")
         self.refused("env_vars are texts", env_vars={"A": 1})
-        self.refused("no text", target=None)
+        self.refused("no text", target=3)
         self.refused("is no program", error=ebb.NotLoaded, command="/nowhere/ebb")
         with self.assertRaises(TypeError):
             ebb.ray.runtime_env(job="job")  # which rank?
         with self.assertRaisesRegex(ebb.InvalidArgument, "give disk_dir="):
             variables(rank=0, disk_dir=None)
+        with self.assertRaisesRegex(ebb.InvalidArgument, "give disk_dir="):
+            variables(rank=0, disk_dir=None, target=None, env_vars={"EBB_OFFLOAD_TRAIN_TARGET": "disk"})
         with self.assertRaisesRegex(ebb.InvalidArgument, r"a \$ in it"):
             variables(rank=0, disk_dir="/nowhere/$x")
 
@@ -118,7 +185,7 @@ class RuntimeEnv(unittest.TestCase):
                 self.assertIn(text, done.stdout)
 
 
-class Started(unittest.TestCase):
+class Started(Watched):
     """Processes that are started as Ray does it: bash puts the arguments of the worker behind py_executable."""
 
     def setUp(self):
@@ -128,13 +195,14 @@ class Started(unittest.TestCase):
         os.mkdir(self.sockets, 0o700)
         self.device = {"SOFTGPU_NODE": f"ray-{os.getpid()}", "SOFTGPU_MEM_MB": "128", "EBB_RUNTIME_DIR": self.sockets}
 
-    def start(self, program, prelude=PRELUDE, **changed):
+    def start(self, program, prelude=PRELUDE, node=(), **changed):
+        """node: more variables of the node's workers."""
         options = {**DEFAULTS, "rank": 0, "disk_dir": self.disk, **changed}
-        given = ebb.ray.runtime_env(**options, python=sys.executable)
+        given = ebb.ray.runtime_env(**options)
         script = os.path.join(self.work, f"worker {len(os.listdir(self.work))}.py")
         with open(script, "w", encoding="utf-8") as file:
             file.write(prelude + textwrap.dedent(program))
-        env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ["PYTHONPATH"], "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8", **self.device}
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ["PYTHONPATH"], "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8", **self.device, **dict(node)}
         for name, value in given["env_vars"].items():
             env[name] = value.replace("${LD_PRELOAD}", "")  # as Ray does it
         quoted = "'" + script + "'"
@@ -176,6 +244,33 @@ class Started(unittest.TestCase):
         os.kill(int(pid), signal.SIGKILL)
         self.assertEqual(process.wait(), 128 + signal.SIGKILL)
         self.assertEqual(backup_files(self.disk), {})
+
+    TARGET = """
+        import os
+        print(os.environ.get("TMS_DISK_BACKUP_DIR", "no disk"), flush=True)
+    """
+
+    def test_the_target_is_that_of_the_nodes_environment_where_none_is_given(self):
+        node = {"EBB_OFFLOAD_TRAIN_TARGET": "disk", "EBB_OFFLOAD_TRAIN_DISK_DIR": self.disk}
+        for of_node, target, expected in (
+            (node, None, f"{self.disk}/job/actor_cell0_rank0"),
+            (node, "cpu", "no disk"),
+            ({}, None, "no disk"),
+        ):
+            with self.subTest(of_node=of_node, target=target):
+                process = self.start(self.TARGET, node=of_node, target=target, disk_dir=None)
+                self.assertEqual(self.said(process), expected)
+                self.assertEqual(process.wait(), 0)
+
+    def test_the_interpreters_path_may_have_blanks_and_dollars(self):
+        odd = os.path.join(self.work, "of $HOME (1)")
+        os.mkdir(odd)
+        os.symlink(os.path.realpath(sys.executable), os.path.join(odd, "python"))
+        for disk_dir in (self.disk, "/nowhere/ebb"):  # with ebb, and refused
+            with self.subTest(disk_dir=disk_dir), mock.patch.object(sys, "executable", os.path.join(odd, "python")):
+                process = self.start("import sys; print(sys.executable)", prelude="", disk_dir=disk_dir)
+                self.assertEqual(self.said(process), os.path.join(odd, "python"))
+                self.assertEqual(process.wait(), 0)
 
     def test_a_second_process_of_a_rank_waits_for_the_first_ones_end(self):
         first = self.start(self.HOLD)
@@ -229,7 +324,7 @@ class Started(unittest.TestCase):
         self.assertEqual(backup_files(self.disk), {})
 
 
-class InTheActor(Memory):
+class InTheActor(Watched, Memory):
     def test_pause_and_resume_can_be_repeated(self):
         address, pattern = self.allocate(2 * MiB, backup="disk")
         first, again = ebb.ray.pause_here(), ebb.ray.pause_here()
@@ -247,6 +342,34 @@ class InTheActor(Memory):
         self.assertIsInstance(late.error, ebb.Timeout)
         self.assertIn("nothing was done", str(late.error))
         self.assertEqual((late.result, late.bytes_active, late.bytes_paused), (None, MiB, 0))
+
+    def test_a_pause_that_first_removed_files_for_too_long_is_not_done(self):
+        self.allocate(MiB, backup="disk")
+        clock = types.SimpleNamespace(time=lambda: clock.now, now=100.0)
+
+        def slowly():
+            clock.now = 200.0
+
+        with mock.patch.multiple("ebb.ray", time=clock, reclaim_here=slowly):
+            late = ebb.ray.pause_here(expires=150.0)
+        self.assertEqual(clock.now, 200.0)
+        self.assertIsInstance(late.error, ebb.Timeout)
+        self.assertEqual((late.result, late.bytes_active, late.bytes_paused), (None, MiB, 0))
+
+    def test_what_could_not_be_asked_for_is_not_taken_for_nothing(self):
+        self.allocate(MiB, backup="disk")
+        actor = ebb.ray.AsyncParkable()
+
+        async def run():
+            with mock.patch("ebb._memory.status", side_effect=ebb.Error("no status")):
+                unsure = await actor.ebb_pause()
+            self.assertEqual((unsure.bytes_active, unsure.bytes_paused, str(unsure.error)), (None, None, "no status"))
+            self.assertEqual(ebb.ray._state(unsure), "unknown")
+            self.assertTrue(actor.ebb_resting().locked(), "the actor may use paused memory")
+            self.assertEqual((await actor.ebb_resume()).bytes_active, MiB)
+            self.assertFalse(actor.ebb_resting().locked())
+
+        asyncio.run(run())
 
     def test_an_error_is_in_the_answer_and_can_be_sent(self):
         self.allocate(MiB, backup="disk")
@@ -289,7 +412,7 @@ class InTheActor(Memory):
         self.assertEqual(steps, [MiB, MiB])
 
 
-class Reports(unittest.TestCase):
+class Reports(Watched):
     def rank(self, number, outcome="done", state="paused", error=None, left_on=()):
         result = ebb.Result(allocations=1, bytes=10, seconds=0.5) if outcome == "done" else None
         return ebb.ray.RankReport(number, outcome, state, "n", result, error, 0, left_on)
@@ -313,6 +436,93 @@ class Reports(unittest.TestCase):
         self.assertEqual(error.report.of("failed"), [1])
         self.assertTrue(str(error).endswith("bring back done on 1 of 1 ranks in 0.50 s"), error)
         self.assertNotIn("SECONDS", str(error))
+
+
+# Stand-ins for exceptions of Ray.
+
+
+class RayActorError(Exception):
+    pass
+
+
+class ActorDiedError(RayActorError):
+    """Its process ended."""
+
+
+class ActorUnavailableError(RayActorError):
+    """It cannot be reached at present; the task may have been run."""
+
+
+class Actor:
+    """A handle of an actor: each call takes the next of what it shall come to, the last one for ever."""
+
+    def __init__(self, *comes):
+        self.comes, self.asked = list(comes), []
+        for name in ("ebb_pause", "ebb_resume", "ebb_status"):
+            setattr(self, name, types.SimpleNamespace(remote=lambda name=name, **_: self.call(name)))
+
+    def call(self, name):
+        self.asked.append(name)
+        return (self, len(self.asked), self.comes.pop(0) if len(self.comes) > 1 else self.comes[0])
+
+
+def get(ref):
+    if isinstance(ref[2], Exception):
+        raise ref[2]
+    return ref[2]
+
+
+def stand_in():
+    """As much of ray as a group of actors uses, without processes."""
+    ray = types.ModuleType("ray")
+    ray.actor = types.SimpleNamespace(ActorHandle=Actor)
+    ray.exceptions = types.SimpleNamespace(
+        RayActorError=RayActorError, ActorDiedError=ActorDiedError, ActorUnavailableError=ActorUnavailableError, RayTaskError=type("RayTaskError", (Exception,), {}))
+    ray.get = get
+    ray.wait = lambda refs, num_returns, timeout: (refs, [])
+    return ray
+
+
+class Groups(Watched):
+    """What a group makes of what Ray says of its actors."""
+
+    PAUSED = ebb.ray.Answer("1-1", 1, "n", 0, 10, ("/nvme/a b",), ebb.Result(allocations=1, bytes=10, seconds=0.5))
+    BACK = PAUSED._replace(bytes_active=10, bytes_paused=0)
+
+    def group(self, *actors):
+        with mock.patch.dict(sys.modules, ray=stand_in()):
+            return ebb.ray.ActorGroup(actors)
+
+    def test_a_rank_that_cannot_be_reached_is_not_taken_for_dead(self):
+        group = self.group(Actor(self.PAUSED), Actor(ActorUnavailableError("connection reset")), Actor(ActorDiedError("killed")))
+        report = group.pause(60)
+        self.assertFalse(report.done)
+        self.assertEqual([(r.outcome, r.state) for r in report.ranks], [("done", "paused"), ("unavailable", "unknown"), ("dead", "lost")])
+
+    def test_who_cannot_be_reached_is_asked_again_until_it_has_its_memory_back(self):
+        away = ActorUnavailableError("connection reset")
+        well, hidden, dead = Actor(self.BACK), Actor(away, away, self.BACK), Actor(ActorDiedError("killed"))
+        back = self.group(well, hidden, dead).bring_back(60)
+        self.assertTrue(back.done, back)
+        self.assertEqual([(r.rank, r.state) for r in back.ranks], [(0, "active"), (1, "active")])
+        self.assertEqual([len(actor.asked) for actor in (well, hidden, dead)], [1, 3, 1])
+
+    def test_the_others_are_not_back_while_one_cannot_be_reached(self):
+        away = Actor(ActorUnavailableError("connection reset"))
+        with self.assertRaises(ebb.ray.GroupError) as caught, self.group(Actor(self.PAUSED, self.BACK), away).paused(0.01):
+            self.fail("a pause that was not done")
+        back = caught.exception.brought_back
+        self.assertFalse(back.done)
+        self.assertEqual([r.outcome for r in back.ranks], ["done", "unavailable"])
+        self.assertIn("rank 1: unavailable, memory unknown", str(caught.exception))
+
+    def test_who_cannot_be_reached_may_turn_out_to_be_dead(self):
+        back = self.group(Actor(self.BACK), Actor(ActorUnavailableError("connection reset"), ActorDiedError("killed"))).bring_back(60)
+        self.assertTrue(back.done, back)
+        self.assertEqual([r.rank for r in back.ranks], [0])
+
+    def test_the_command_for_a_node_can_be_pasted(self):
+        self.assertEqual(shlex.split(ebb.ray._gc(["/nvme/a b", "/x"])), ["ebb", "gc", "--disk-dir", "/nvme/a b,/x"])
 
 
 if __name__ == "__main__":
