@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -233,11 +234,31 @@ func (p *process) wait(t *testing.T) error {
 	}
 }
 
+// processes are those of a container that stayed in the group that it was started in.
+func (p *process) processes(t *testing.T) (pids []int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if group, err := syscall.Getpgid(pid); err == nil && group == p.cmd.Process.Pid {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
 // kill kills a container with all that runs in it, which the variable of its node's device tells; another container
 // of the node goes on.
 func (n *node) kill(p, other *process) {
 	n.t.Helper()
 	mark := []byte(n.image[slices.IndexFunc(n.image, func(e string) bool { return strings.HasPrefix(e, "SOFTGPU_NODE=") })] + "\x00")
+	spared := other.processes(n.t)
 	for alive := true; alive; {
 		alive = false
 		entries, err := os.ReadDir("/proc")
@@ -246,7 +267,7 @@ func (n *node) kill(p, other *process) {
 		}
 		for _, e := range entries {
 			pid, err := strconv.Atoi(e.Name())
-			if err != nil || pid == other.cmd.Process.Pid {
+			if err != nil || slices.Contains(spared, pid) {
 				continue
 			}
 			environ, err := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
@@ -261,13 +282,23 @@ func (n *node) kill(p, other *process) {
 	}
 }
 
-// hook runs the hook of a container before its end.
-func (n *node) hook(c corev1.Container) {
+// hooks runs the hooks of all containers, as the kubelet does at the beginning of a pod's end: at once, while
+// everything in it lives.
+func (n *node) hooks() {
 	n.t.Helper()
-	cmd := n.command(c, c.Lifecycle.PreStop.Exec.Command)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		n.t.Errorf("hook of %s: %v\n%s", c.Name, err, out)
+	var running sync.WaitGroup
+	for _, c := range slices.Concat(n.pod.InitContainers, n.pod.Containers) {
+		if c.Lifecycle == nil || c.Lifecycle.PreStop == nil {
+			continue
+		}
+		cmd := n.command(c, c.Lifecycle.PreStop.Exec.Command)
+		running.Go(func() {
+			if out, err := cmd.CombinedOutput(); err != nil {
+				n.t.Errorf("hook of %s: %v\n%s", c.Name, err, out)
+			}
+		})
 	}
+	running.Wait()
 }
 
 // until waits for something that is bound to happen, or for a container that ended before it.
