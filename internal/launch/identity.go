@@ -40,8 +40,8 @@ var launchers = []launcher{
 // that of the surrounding allocation.
 func Detect(getenv func(string) string) (Outer, error) { return DetectRank(getenv, -1) }
 
-// DetectRank is Detect for a process whose rank was given: that one counts, if it is not negative,
-// and not what the launcher tells.
+// DetectRank is Detect for a process whose rank was given: that one counts, if it is not negative, and not what the
+// launcher tells. What a launcher tells of another rank, beside PyTorch's own variables, is then not told at all.
 func DetectRank(getenv func(string) string, given int) (Outer, error) {
 	out := nowhere()
 	for _, l := range launchers {
@@ -53,13 +53,21 @@ func DetectRank(getenv func(string) string, given int) (Outer, error) {
 			break
 		}
 	}
-	if out.Rank < 0 {
+	switch {
+	case out.Rank < 0:
 		out = nowhere()
-	} else if given >= 0 {
+	case given >= 0 && given != out.Rank && out.Launcher != "torchrun":
+		// One task of the launcher starts several ranks: its place is that of none of them.
+		out.Rank, out.LocalRank, out.World, out.LocalWorld = given, -1, -1, -1
+	case given >= 0:
 		out.Rank = given
 	}
 	if out.World >= 0 && out.Rank >= out.World {
-		return out, Usagef("rank %d of %s is not below its world size %d: correct the variables, or give --rank", out.Rank, out.Launcher, out.World)
+		remedy := "or give --rank"
+		if given >= 0 {
+			remedy = "or give a --rank that is"
+		}
+		return out, Usagef("rank %d of %s is not below its world size %d: correct the variables, %s", out.Rank, out.Launcher, out.World, remedy)
 	}
 	if out.LocalWorld >= 0 && out.LocalRank >= out.LocalWorld {
 		return out, Usagef("local rank %d of %s is not below the %s that it has on this node: correct the variables",
@@ -75,7 +83,10 @@ func nowhere() Outer { return Outer{Rank: -1, LocalRank: -1, World: -1, LocalWor
 func (l launcher) place(getenv func(string) string) (Outer, error) {
 	out := nowhere()
 	// A batch script carries SLURM_PROCID=0 too, without being a task.
-	if l.name == "Slurm" && getenv("SLURM_STEP_ID") == "" && getenv("SLURM_STEPID") == "" {
+	if l.name == "Slurm" && slurmStep(getenv) == "" {
+		return out, nil
+	}
+	if l.name == "PMI" && ofSrun(getenv) {
 		return out, nil
 	}
 	var err error
@@ -95,11 +106,40 @@ func (l launcher) place(getenv func(string) string) (Outer, error) {
 	switch l.name {
 	case "Slurm":
 		out.LocalWorld = slurmLocalWorld(getenv)
+		if out.LocalWorld >= 0 && out.LocalRank >= out.LocalWorld {
+			out.LocalWorld = -1 // a heterogeneous step counts nodes through all components, the list is of one
+		}
 	case "Kubernetes":
 		out.LocalRank = 0 // one rank in a pod
 		out.LocalWorld = 1
 	}
 	return out, nil
+}
+
+// ofSrun reports whether it was srun that set PMI's variables. It gives them to every task where the site's MpiDefault
+// is pmix or pmi2, and tells less in them than in its own.
+func ofSrun(getenv func(string) string) bool {
+	job, step := getenv("SLURM_JOB_ID"), slurmStep(getenv)
+	switch {
+	case job == "" || step == "" || getenv("SLURM_PROCID") == "":
+		return false
+	case getenv("PMIX_NAMESPACE") != "":
+		return strings.HasPrefix(getenv("PMIX_NAMESPACE"), "slurm.pmix.")
+	case getenv("PMI_JOBID") != "":
+		return getenv("PMI_JOBID") == job+"."+step
+	}
+	for _, l := range launchers {
+		if l.name == "PMI" && firstSet(getenv, l.localRank) != "" {
+			return false // of an mpiexec, which tells more
+		}
+	}
+	size, tasks := getenv("PMI_SIZE"), firstSet(getenv, []string{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"})
+	return getenv("PMI_RANK") == getenv("SLURM_PROCID") && (size == "" || tasks != "" && size == getenv(tasks))
+}
+
+// slurmStep is the number of the step that this process is a task of; empty where it is of none.
+func slurmStep(getenv func(string) string) string {
+	return getenv(firstSet(getenv, []string{"SLURM_STEP_ID", "SLURM_STEPID"}))
 }
 
 // wider reports whether the job around this process is larger than a world of that many ranks on this
@@ -184,10 +224,7 @@ func outerJob(getenv func(string) string, launcher string) string {
 		}
 	}
 	if id := getenv("SLURM_JOB_ID"); id != "" {
-		step := getenv("SLURM_STEP_ID")
-		if step == "" {
-			step = getenv("SLURM_STEPID")
-		}
+		step := slurmStep(getenv)
 		if step == "" {
 			return "slurm-" + id
 		}

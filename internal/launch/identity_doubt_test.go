@@ -60,7 +60,23 @@ func TestARankThatIsGivenReplacesTheLaunchers(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 	_, _, err := execRank("RANK=0 WORLD_SIZE=8", 8)
-	refusal(t, err, "rank 8 of torchrun is not below its world size 8")
+	refusal(t, err, "rank 8 of torchrun is not below its world size 8: correct the variables, or give a --rank that is")
+}
+
+// One task of a node starts the node's ranks: the task's place is none of theirs.
+func TestARankThatATaskStartsHasNotTheTasksPlace(t *testing.T) {
+	for _, env := range []string{
+		"SLURM_PROCID=1 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=2 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=1(x2) SLURM_STEP_ID=0 SLURM_JOB_ID=7",
+		"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=1",
+	} {
+		outer, err := DetectRank(environment(env), 5)
+		if err != nil || outer.Rank != 5 || outer.LocalRank != -1 || outer.World != -1 || outer.LocalWorld != -1 {
+			t.Errorf("%s with --rank 5: %+v, %v", env, outer, err)
+		}
+		if outer, err = DetectRank(environment(env), 1); err != nil || outer.Rank != 1 || outer.LocalRank != 0 || outer.World != 2 || outer.LocalWorld != 1 {
+			t.Errorf("%s with the same --rank: %+v, %v", env, outer, err)
+		}
+	}
 }
 
 func TestTwoLaunchersThatContradictEachOtherAreNamedOnceAndTheInnerOneCounts(t *testing.T) {
