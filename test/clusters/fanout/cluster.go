@@ -45,7 +45,8 @@ func Run(t testing.TB, s Scale) {
 	slices.SortFunc(nodes, func(a, b address) int { return a.Node - b.Node })
 	t.Logf("%d nodes in %d processes, started in %.1f s", s.Nodes, s.Hosts+1, time.Since(began).Seconds())
 
-	// Where everything takes long, because the machine has other things to do, the controller has more time for it too.
+	// Where everything takes long, because the machine has other things to do, the ranks have more time for it too.
+	// What is compared below does not depend on it: the controller gives up nobody before the others are done.
 	busy := min(time.Since(began), 6*time.Second)
 	s.Timeout, s.Patience = max(s.Timeout, 3*busy), max(s.Patience, busy/10)
 	task := controllerTask{Verb: "pause", Key: "step-41-pause", Nodes: nodes, Timeout: s.Timeout, AtOnce: s.AtOnce, Patience: s.Patience}
@@ -54,13 +55,39 @@ func Run(t testing.TB, s Scale) {
 		t.Fatal("the nodes that are to be killed were not asked")
 	}
 	doomed.kill(t)
-	paused := pause.hear(t)
+	var settled, heard []int // nodes of which all is known in the end, and those that reply
+	for n := range s.Nodes {
+		outcome, _ := s.want(n)
+		if outcome == Done || outcome == Failed {
+			settled = append(settled, n)
+		}
+		if outcome != Lost {
+			heard = append(heard, n)
+		}
+	}
+	pause.until(t, settled, heard)
+	for _, h := range hosts {
+		h.until(t, func(word hostWord) bool { return word.Paused })
+	}
+	paused := pause.giveUp(t)
 	s.checkPause(t, paused)
 
 	// The job is not paused as a whole, so the controller brings the others back.
 	task.Verb, task.Key = "resume", "step-41-resume"
 	task.Nodes = slices.DeleteFunc(nodes, func(a address) bool { return paused.Nodes[a.Node].Outcome == Lost })
-	resumed := startController(t, task).hear(t)
+	resume := startController(t, task)
+	settled, heard = nil, nil
+	for _, a := range task.Nodes {
+		if !s.hasStopped(a.Node) {
+			settled = append(settled, a.Node)
+		}
+		heard = append(heard, a.Node)
+	}
+	resume.until(t, settled, heard)
+	for _, h := range hosts {
+		h.until(t, func(word hostWord) bool { return word.Again })
+	}
+	resumed := resume.giveUp(t)
 
 	record := map[int]nodeDid{}
 	var used []Used
@@ -82,7 +109,7 @@ func (s Scale) checkPause(t testing.TB, told Told) {
 	if len(told.Nodes) != s.Nodes {
 		t.Fatalf("the controller says something of %d nodes, want %d", len(told.Nodes), s.Nodes)
 	}
-	largest, fat := 0, 0
+	largest, final := 0, 0 // of all replies, and of those at the end of nodes of the usual size
 	for n, got := range told.Nodes {
 		outcome, names := s.want(n)
 		if got.Node != n || got.Outcome != outcome || !slices.Equal(got.Named, names) {
@@ -91,21 +118,21 @@ func (s Scale) checkPause(t testing.TB, told Told) {
 		if outcome == Done && (got.Ranks.Total != s.ranks(n) || got.Ranks.Done != s.ranks(n)) {
 			t.Errorf("node %d: %d of %d ranks are done, want %d", n, got.Ranks.Done, got.Ranks.Total, s.ranks(n))
 		}
-		if n == 0 {
-			fat = got.Largest
-		} else {
-			largest = max(largest, got.Largest)
+		largest = max(largest, got.Largest)
+		if n > 0 {
+			final = max(final, got.Final)
 		}
 	}
 	// Eight ranks are named in full at most; the numbers of a larger node have more digits.
-	if fat > largest+512 || largest > maxReply {
-		t.Errorf("the reply of a node with %d ranks has %d bytes, that of one with %d at most %d", s.Fat, fat, s.Ranks, largest)
+	if fat := told.Nodes[0].Final; fat > final+512 || largest > maxReply {
+		t.Errorf("the reply of a node with %d ranks has %d bytes, that of one with %d at most %d, and no reply more than %d", s.Fat, fat, s.Ranks, final, largest)
 	}
-	if most := 2*s.AtOnce + 2; told.Open > most {
+	// A request has one; one that waits for the next request, and one that is being closed.
+	if most := 3*s.AtOnce + 2; told.Open > most {
 		t.Errorf("the controller had %d connections at once, more than %d", told.Open, most)
 	}
 	// Beside connections: the standard streams, Go's poller, and what is being dialled.
-	if most := 3*s.AtOnce + 32; told.Used.Descriptors > most {
+	if most := 4*s.AtOnce + 32; told.Used.Descriptors > most {
 		t.Errorf("the controller had %d descriptors at once, more than %d", told.Used.Descriptors, most)
 	}
 }
@@ -125,10 +152,9 @@ func (s Scale) checkRanks(t testing.TB, record map[int]nodeDid) (last time.Time)
 			t.Errorf("node %d: ebb serve was started %d times, want 2", n, did.Served)
 		}
 		for r, rank := range did.Ranks {
-			times := 1
-			switch s.rank(n, r) {
-			case stuck, full, killed, stopped:
-				times = 0
+			times := 0
+			if s.pauses(n, r) {
+				times = 1
 			}
 			if rank.Paused != times || rank.Resumed != times {
 				t.Errorf("node %d, rank %d: paused %d times and resumed %d times, want %d", n, r, rank.Paused, rank.Resumed, times)
@@ -145,10 +171,8 @@ func (s Scale) checkResume(t testing.TB, told Told) {
 	t.Helper()
 	for _, got := range told.Nodes {
 		outcome, named := Done, []string(nil)
-		for r := range s.ranks(got.Node) {
-			if s.rank(got.Node, r) == stopped {
-				outcome, named = Late, []string{s.name(got.Node, r)}
-			}
+		if s.hasStopped(got.Node) {
+			outcome, named = Late, []string{s.name(got.Node, victim)}
 		}
 		if got.Outcome != outcome || !slices.Equal(got.Named, named) {
 			t.Errorf("resume of node %d: %+v, want %s, naming %q", got.Node, got, outcome, named)
@@ -246,6 +270,13 @@ func (h *hostProcess) hear(t testing.TB) (word hostWord) {
 	return word
 }
 
+// until waits for a word of a host.
+func (h *hostProcess) until(t testing.TB, said func(hostWord) bool) {
+	t.Helper()
+	for !said(h.hear(t)) {
+	}
+}
+
 // end ends a host and returns what its nodes did.
 func (h *hostProcess) end(t testing.TB) hostWord {
 	t.Helper()
@@ -269,18 +300,80 @@ func (h *hostProcess) kill(t testing.TB) {
 	}
 }
 
-type controllerProcess struct{ *process }
+// controllerProcess is a controller, and what it has said.
+type controllerProcess struct {
+	*process
+	known, heard map[int]bool
+	told         *Told
+}
 
 func startController(t testing.TB, task controllerTask) *controllerProcess {
 	t.Helper()
-	return &controllerProcess{start(t, "controller", task)}
+	return &controllerProcess{process: start(t, "controller", task), known: map[int]bool{}, heard: map[int]bool{}}
 }
 
-func (c *controllerProcess) hear(t testing.TB) (told Told) {
+// next takes in what the controller says next.
+func (c *controllerProcess) next(t testing.TB) {
 	t.Helper()
-	if err := c.out.Decode(&told); err != nil {
+	var word controllerWord
+	if err := c.out.Decode(&word); err != nil {
 		t.Fatalf("the controller: %v", err)
 	}
+	switch {
+	case word.Heard != nil:
+		c.heard[*word.Heard] = true
+	case word.Known != nil:
+		c.known[*word.Known] = true
+	case word.Told != nil:
+		c.told = word.Told
+	}
+}
+
+// until waits until the controller knows all of some nodes, and has heard some. If it never does, it says at the end
+// of the test's time what it waits for.
+func (c *controllerProcess) until(t testing.TB, known, heard []int) {
+	t.Helper()
+	missing := func() (count int, first []int) {
+		for _, nodes := range []struct {
+			want []int
+			have map[int]bool
+		}{{known, c.known}, {heard, c.heard}} {
+			for _, n := range nodes.want {
+				if !nodes.have[n] {
+					count, first = count+1, append(first, n)
+				}
+			}
+		}
+		return count, first[:min(len(first), 8)]
+	}
+	for c.told == nil {
+		count, first := missing()
+		if count == 0 {
+			return
+		}
+		stuck := time.AfterFunc(enough, func() {
+			fmt.Fprintf(os.Stderr, "the controller has said nothing for %v; it does not know of %d nodes, as %v\n", enough, count, first)
+			_ = c.cmd.Process.Kill()
+		})
+		c.next(t)
+		stuck.Stop()
+	}
+}
+
+// enough is after how long a controller that says nothing is ended. Something is known every moment.
+const enough = 5 * time.Minute
+
+// giveUp lets the controller believe that what it does not know by now is late or lost.
+func (c *controllerProcess) giveUp(t testing.TB) Told {
+	t.Helper()
+	if c.told == nil {
+		if err := json.NewEncoder(c.in).Encode(mayGiveUp{}); err != nil {
+			t.Logf("the controller takes no word: %v", err) // it says next why
+		}
+	}
+	for c.told == nil {
+		c.next(t)
+	}
 	c.wait(t)
-	return told
+	return *c.told
 }

@@ -25,6 +25,18 @@ type controllerTask struct {
 	Patience time.Duration
 }
 
+// mayGiveUp tells the controller that it may believe by now that nodes are lost and ranks are late. Who knows the script
+// says it when the others are done: on a machine with much else to do these look lost or late for a while too.
+type mayGiveUp struct{}
+
+// controllerWord is what the controller says: each node when it first replied, and when all is known of it; in the end
+// everything.
+type controllerWord struct {
+	Heard *int  `json:",omitempty"`
+	Known *int  `json:",omitempty"`
+	Told  *Told `json:",omitempty"`
+}
+
 // Told is what the controller found out.
 type Told struct {
 	Nodes    []NodeTold
@@ -49,20 +61,43 @@ type NodeTold struct {
 	Keys    int      // attempts
 	Asked   int      // requests
 	Largest int      // reply, in bytes
+	Final   int      // the last reply, in bytes
 	Why     string   // of one that is not done
 }
 
 // control is the controller's process.
 func control(in io.Reader, out *os.File) error {
-	c := controller{}
-	if err := json.NewDecoder(in).Decode(&c.task); err != nil {
+	c := controller{out: json.NewEncoder(out)}
+	lines := json.NewDecoder(in)
+	if err := lines.Decode(&c.task); err != nil {
 		return err
 	}
+	var over atomic.Bool
+	go func() {
+		if err := lines.Decode(&mayGiveUp{}); err != nil {
+			if !over.Load() {
+				os.Exit(1) // who started it is not there any more
+			}
+			return
+		}
+		now := time.Now()
+		c.mayGiveUp.Store(&now)
+	}()
 	used, stop := watchUsed()
 	told := c.run()
 	stop()
+	over.Store(true)
 	told.Used = *used
-	return say(out, told)
+	c.say(controllerWord{Told: &told})
+	return nil
+}
+
+func (c *controller) say(word controllerWord) {
+	c.saying.Lock()
+	defer c.saying.Unlock()
+	if err := c.out.Encode(word); err != nil {
+		os.Exit(1) // nobody hears it
+	}
 }
 
 // controller asks nodes. It keeps a bounded number of requests under way, and none for long: every node is asked within
@@ -71,6 +106,10 @@ type controller struct {
 	task   controllerTask
 	client *http.Client
 
+	saying sync.Mutex
+	out    *json.Encoder
+
+	mayGiveUp      atomic.Pointer[time.Time] // since when
 	sent, received atomic.Int64
 	open           atomic.Int32
 
@@ -87,6 +126,7 @@ type asking struct {
 	told  NodeTold
 	began time.Time // of the attempt
 	asked int       // requests of the attempt
+	heard bool      // it has replied, in any attempt
 
 	failed []string // ranks, in any attempt
 	late   []string // in the latest attempt
@@ -128,6 +168,7 @@ func (c *controller) run() Told {
 	told := Told{Began: begin}
 	for range c.task.Nodes {
 		a := <-ended
+		c.say(controllerWord{Known: &a.told.Node})
 		told.Nodes = append(told.Nodes, a.told)
 		if a.told.Outcome == Done {
 			told.DoneBy = time.Since(begin).Seconds()
@@ -167,6 +208,9 @@ type named struct{ Rank string }
 // deadlines a node may say nothing.
 const tries = 3
 
+// often is for how many deadlines a node may say nothing that has replied before.
+const often = 20
+
 // ask asks a node once; true: all is known that there is to know.
 func (c *controller) ask(a *asking) bool {
 	if a.asked == 0 {
@@ -177,14 +221,23 @@ func (c *controller) ask(a *asking) bool {
 	a.told.Asked++
 	status, text, err := c.post(a)
 	if err != nil {
-		// It is under way, or nobody is there: a node replies by the deadline that it was given.
-		if time.Since(a.began) < tries*c.task.Timeout {
+		// It is under way, or nobody is there: a node replies by the deadline that it was given. One that did before is
+		// believed to be lost much later.
+		silent := tries * c.task.Timeout
+		if a.heard {
+			silent = often * c.task.Timeout
+		}
+		if c.mayGiveUp.Load() == nil || time.Since(a.began) < silent {
 			return false
 		}
 		a.told.Outcome, a.told.Why = Lost, err.Error()
 		return true
 	}
-	a.told.Largest = max(a.told.Largest, len(text))
+	if !a.heard {
+		a.heard = true
+		c.say(controllerWord{Heard: &a.told.Node})
+	}
+	a.told.Largest, a.told.Final = max(a.told.Largest, len(text)), len(text)
 	var r reply
 	if err := json.Unmarshal(text, &r); err != nil {
 		a.told.Outcome, a.told.Why = Failed, fmt.Sprintf("status %d, and no JSON: %v", status, err)
@@ -196,8 +249,8 @@ func (c *controller) ask(a *asking) bool {
 	}
 	switch {
 	case report != nil && report.Over:
-		return a.over(report)
-	case report != nil, status == http.StatusServiceUnavailable, status == http.StatusGatewayTimeout:
+		return a.over(report, c.mayGiveUp.Load())
+	case report != nil, status == http.StatusServiceUnavailable, status == http.StatusGatewayTimeout, status == http.StatusRequestTimeout:
 		return false // the same key again: it goes on, or has not begun
 	}
 	a.told.Outcome = Failed
@@ -205,8 +258,8 @@ func (c *controller) ask(a *asking) bool {
 }
 
 // over takes in a report after which nothing goes on. Ranks that are late are asked anew, with a new key, which leaves
-// the others as they are.
-func (a *asking) over(r *commandReport) bool {
+// the others as they are. That they are late is believed in an attempt that began when the controller might give up.
+func (a *asking) over(r *commandReport, mayGiveUp *time.Time) bool {
 	var late []string
 	for _, n := range r.Late {
 		late = append(late, n.Rank)
@@ -220,7 +273,8 @@ func (a *asking) over(r *commandReport) bool {
 	if !slices.Equal(late, a.late) {
 		a.late, a.times = late, 0
 	}
-	if a.times++; len(late) > 0 && a.times < tries {
+	a.times++
+	if believed := a.times >= tries && mayGiveUp != nil && a.began.After(*mayGiveUp); len(late) > 0 && !believed {
 		a.asked = 0
 		return false
 	}
@@ -246,8 +300,10 @@ func (c *controller) post(a *asking) (status int, text []byte, err error) {
 		c.repeats++
 	}
 	c.mu.Unlock()
-	// Little at first, so that all are asked soon; more for those that take long.
-	ctx, stop := context.WithTimeout(context.Background(), c.task.Patience<<min(a.asked-1, 3))
+	// Little at first, so that all are asked soon; more for those that take long, and for a machine that does.
+	patience := c.task.Patience << min(a.asked-1, 3)
+	patience += min(patience*time.Duration(max(a.asked-16, 0)/4), 10*time.Second)
+	ctx, stop := context.WithTimeout(context.Background(), patience)
 	defer stop()
 	body := fmt.Sprintf(`{"roles":["actor"],"timeout_s":%g}`, c.task.Timeout.Seconds())
 	if c.task.Verb == "resume" {
@@ -299,6 +355,7 @@ func (c *countedConn) Write(p []byte) (int, error) {
 }
 
 func (c *countedConn) Close() error {
+	err := c.Conn.Close()
 	c.once.Do(func() { c.of.open.Add(-1) })
-	return c.Conn.Close()
+	return err
 }

@@ -28,10 +28,13 @@ type hostTask struct {
 	Dir   string
 }
 
-// hostWord is what a process with nodes says: where they are; that all were asked; and at the end what they did.
+// hostWord is what a process with nodes says: where they are; that all were asked; that each rank which comes to it in
+// the script is paused, and resumed; and at the end what they did.
 type hostWord struct {
 	Ready  []address       `json:",omitempty"`
 	Asked  bool            `json:",omitempty"`
+	Paused bool            `json:",omitempty"`
+	Again  bool            `json:",omitempty"` // resumed
 	Record map[int]nodeDid `json:",omitempty"`
 	Used   Used
 }
@@ -61,6 +64,9 @@ type host struct {
 	nodes   []*hosted
 	waiting atomic.Int32 // nodes that were not asked yet
 	all     chan struct{}
+
+	toPause, toResume atomic.Int32 // ranks that will be, in the script, and were not yet
+	paused, resumed   chan struct{}
 }
 
 // hosted is one node.
@@ -75,6 +81,7 @@ type hosted struct {
 	first   sync.Once
 	left    atomic.Int32 // ranks that have not begun
 	restart chan struct{}
+	hold    func() // gives up an address that is to be served again
 
 	mu     sync.Mutex
 	ended  chan error // of the server that runs
@@ -85,11 +92,15 @@ type hosted struct {
 // hostNodes is the process: it reads its task, says where its nodes are, and at the end of its input what they did.
 func hostNodes(in io.Reader, out *os.File) error {
 	lines := json.NewDecoder(in)
-	h := &host{all: make(chan struct{})}
+	h := &host{all: make(chan struct{}), paused: make(chan struct{}), resumed: make(chan struct{})}
 	if err := lines.Decode(&h.task); err != nil {
 		return err
 	}
 	h.waiting.Store(int32(len(h.task.Nodes)))
+	for _, n := range h.task.Nodes {
+		h.toPause.Add(int32(h.task.Scale.pausing(n)))
+	}
+	h.toResume.Store(h.toPause.Load())
 	self, err := rankdir.Self()
 	if err != nil {
 		return err
@@ -112,13 +123,23 @@ func hostNodes(in io.Reader, out *os.File) error {
 		_, _ = io.Copy(io.Discard, in)
 		close(ended)
 	}()
-	select {
-	case <-h.all:
-		if err := say(out, hostWord{Asked: true}); err != nil {
+	all, paused, resumed := h.all, h.paused, h.resumed
+	for going := true; going; {
+		var word hostWord
+		select {
+		case <-all:
+			all, word.Asked = nil, true
+		case <-paused:
+			paused, word.Paused = nil, true
+		case <-resumed:
+			resumed, word.Again = nil, true
+		case <-ended:
+			going = false
+			continue
+		}
+		if err := say(out, word); err != nil {
 			return err
 		}
-		<-ended
-	case <-ended:
 	}
 	word = hostWord{Record: map[int]nodeDid{}}
 	for _, n := range h.nodes {
@@ -139,12 +160,12 @@ func (h *host) start(number int, self rankdir.Owner) (*hosted, error) {
 	switch h.task.Scale.node(number) {
 	case refuses:
 		var err error
-		n.addr, n.close, err = bound(false)
+		n.addr, n.close, err = bound(false, false)
 		n.asked() // it will not be
 		return n, err
 	case hangs:
 		var err error
-		n.addr, n.close, err = bound(true)
+		n.addr, n.close, err = bound(true, false)
 		n.asked()
 		return n, err
 	}
@@ -161,20 +182,34 @@ func (h *host) start(number int, self rankdir.Owner) (*hosted, error) {
 		n.ranks = append(n.ranks, r)
 	}
 	n.place = serve.RanksOf(node.Places{RuntimeDirs: []string{dir}}, node.Selection{})
-	if err := n.serve("127.0.0.1:0"); err != nil {
+	listen, again := "127.0.0.1:0", h.task.Scale.node(number) == restarts
+	if again {
+		// Nobody else is given the address while no ebb serve listens there.
+		var err error
+		if listen, n.hold, err = bound(false, true); err != nil {
+			return nil, err
+		}
+	}
+	if err := n.serve(listen); err != nil {
 		return nil, err
 	}
-	if h.task.Scale.node(number) == restarts {
+	if again {
 		go n.serveAgain()
 	}
 	return n, nil
 }
 
-// bound is an address at which nobody listens, or one where nobody accepts.
-func bound(listen bool) (addr string, closed func(), err error) {
+// bound is an address at which nobody listens, or one where nobody accepts. A shared one may be listened at by others
+// who ask for it.
+func bound(listen, shared bool) (addr string, closed func(), err error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return "", nil, err
+	}
+	if shared {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return "", nil, err
+		}
 	}
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
 		return "", nil, err
@@ -241,9 +276,19 @@ func (n *hosted) stop() int {
 		return 0
 	}
 	n.endServe()
+	if n.hold != nil {
+		n.hold()
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.served
+}
+
+// settled takes one off the ranks that are to do something, and says so when that was the last.
+func settled(left *atomic.Int32, all chan struct{}) {
+	if left.Add(-1) == 0 {
+		close(all)
+	}
 }
 
 // asked is told of each pause that reaches a rank.

@@ -175,6 +175,7 @@ func (r *rank) pause(a *server.Ask) server.Answer {
 	r.did.Last = time.Now()
 	r.mu.Unlock()
 	r.tell(protocol.EventEnd, protocol.CmdPause, held)
+	settled(&r.node.host.toPause, r.node.host.paused)
 	return server.Answer{Result: protocol.Done{Allocations: 20, Bytes: held, DeviceBytes: held, DiskBytes: held, Freed: held, Seconds: takes.Seconds()}}
 }
 
@@ -191,6 +192,7 @@ func (r *rank) resume() server.Answer {
 	r.did.Resumed++
 	r.mu.Unlock()
 	r.tell(protocol.EventEnd, protocol.CmdResume, held)
+	settled(&r.node.host.toResume, r.node.host.resumed)
 	return server.Answer{Result: protocol.Done{Allocations: 20, Bytes: held, DeviceBytes: held, DiskBytes: held}}
 }
 

@@ -91,8 +91,30 @@ func (s Scale) ranks(n int) int {
 	return s.Ranks
 }
 
+// pauses reports whether a rank is paused in the end, whatever happens beside it.
+func (s Scale) pauses(n, r int) bool {
+	switch s.rank(n, r) {
+	case stuck, full, killed, stopped:
+		return false
+	}
+	return s.node(n) != dies
+}
+
+// pausing is how many ranks of a node are paused in the end.
+func (s Scale) pausing(n int) (count int) {
+	for r := range s.ranks(n) {
+		if s.pauses(n, r) {
+			count++
+		}
+	}
+	return count
+}
+
 // safePoint is how long a rank takes to its next safe point: mostly little, some take longer.
 func (s Scale) safePoint(n, r int) time.Duration {
+	if s.rank(n, r) == killed {
+		return 0 // so that no deadline passes first
+	}
 	k := n*31 + r*17
 	if k%61 == 0 {
 		return 4 * s.Unit
@@ -148,4 +170,9 @@ func (s Scale) want(n int) (outcome string, named []string) {
 		}
 	}
 	return outcome, named
+}
+
+// hasStopped reports whether some rank of a node answers nothing.
+func (s Scale) hasStopped(n int) bool {
+	return s.ranks(n) > victim && s.rank(n, victim) == stopped
 }
