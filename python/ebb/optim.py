@@ -109,6 +109,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             self.check_group(group)
         self._device = _one_device(self._parameters())
         self._laid_out = [_lies(p) for p in self._parameters()]
+        self._groups_made = [list(g["params"]) for g in self.param_groups]
         self._buckets = pack([g["params"] for g in self.param_groups], _needs_master, bucket_elements)
         self._types = {MASTER: torch.float32, **{name: _MOMENTS[self.moments_dtype] for name in self.segments}}
         sizes: List[int] = []
@@ -123,6 +124,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         self._slots: Optional[_Slots] = None
         self._traffic = _Traffic()
         self._behind: Optional[_Step] = None  # a step that failed, and is to go on
+        self._at_work = False  # a step uses the slots: a pause on its own thread does not free them
         self._torn = ""  # why the state is not to be used
         self._hooks = _Hooks()
         self._made = True
@@ -205,6 +207,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             slots.look_for_pauses()
             self._behind = step
             try:
+                self._at_work = True
                 with step.scaling(self):
                     self._carry_on(step, slots)
             except Exception as err:
@@ -217,6 +220,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             except BaseException:  # interrupted: step() continues, too
                 slots.drain()
                 raise
+            finally:
+                self._at_work = False
             self._behind = None
             self._hooks.armed = True
             self.last = self._traffic.told(step.buckets)
@@ -236,7 +241,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 self._hooks.armed = False
                 slots = self._slots_now()
                 slots.look_for_pauses()
-                wanted = [b for b in self._buckets if any(p.parameter.requires_grad for p in b.pieces)]
+                # Where none requires a gradient they come from elsewhere (gradient_of), and may come for all.
+                wanted = [b for b in self._buckets if any(p.parameter.requires_grad for p in b.pieces)] or self._buckets
                 for bucket in wanted[: self.buckets_in_flight]:
                     if slots.of(bucket) is None and slots.free_one():
                         slots.read(bucket)
@@ -313,12 +319,18 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         order = [b for b in step.left() if not slots.is_new(b)]
         slots.keep_only(order)
         for i, bucket in enumerate(order):
-            slot = slots.of(bucket) or slots.read(bucket)
-            slots.read_ahead(order[i + 1 : i + self.buckets_in_flight], slot)
-            slots.arrive(slot)
-            slot.sound = False
-            slots.write(slot, *self._update(bucket, slot, slots, step))
-            slots.read_ahead(order[i + 1 : i + self.buckets_in_flight], slot)
+            ahead = order[i + 1 : i + self.buckets_in_flight]
+            while True:
+                slot = slots.of(bucket) or slots.read(bucket)
+                slots.read_ahead(ahead, slot)
+                slots.arrive(slot)
+                slot.sound = False
+                updated = self._update(bucket, slot, slots, step)
+                if not slots.taken(slot):
+                    break
+                slots.again(slot)
+            slots.write(slot, *updated)
+            slots.read_ahead(ahead, slot)
         slots.settle()
 
     def _update(
@@ -584,8 +596,12 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         """release(), where nothing is under way and nothing would be lost."""
         if self._lock.acquire(blocking=False):
             try:
+                if self._at_work:
+                    return
                 if self._slots is not None and self._slots.has_new():
                     with contextlib.suppress(Error):  # values whose write fails again stay on the GPU
+                        _check_not_paused()  # parameters are set, too
+                        self._slots.look_for_pauses()
                         self._slots.write_again()
                         self._slots.settle()
                 if self._slots is not None and not self._slots.has_new():
@@ -602,6 +618,13 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
     def _check_open(self) -> None:
         if self._state.closed:
             raise WrongState(f"{self._state.name} is closed")
+        for number, (group, made) in enumerate(itertools.zip_longest(self.param_groups, self._groups_made)):
+            if group is None or made is None or list(map(id, group["params"])) != list(map(id, made)):
+                raise WrongState(
+                    f"{self._state.name}: the parameters of group {number} are others than when the optimizer was made, or in "
+                    "another order: its files are laid out for those. Parameters that are to stay as they are keep their place, "
+                    "without a gradient; for others make a new optimizer"
+                )
         for number, (parameter, before) in enumerate(zip(self._parameters(), self._laid_out)):
             now = _lies(parameter)
             if now != before:
@@ -893,9 +916,10 @@ class _Slots:
         self._state, self._device, self._traffic = state, device, traffic
         most = max((b.elements for b in buckets), default=0)
         streamed = {name: kind for name, kind in types.items() if any(name in b.segments for b in buckets)}
-        own = {"work": torch.float32}
+        own: Dict[str, Any] = {"work": torch.float32}
         if any(types[name] is not torch.float32 for name in moments):
             own.update({name: torch.float32 for name in moments})
+        self._most, self._streamed, self._own = most, streamed, own
         self._slots: List[_Slot] = []
         self._shared: Optional[_device.Memory] = None
         try:
@@ -983,14 +1007,28 @@ class _Slots:
                     self._synchronize()
                 self._give_up(slot)
 
-    def look_for_pauses(self) -> None:
-        """Gives slots up whose content a pause has taken since they were read.
+    def taken(self, slot: _Slot) -> bool:
+        """Whether a pause may have taken what was in a slot, or the work on it, since its read began. A write that
+        has begun is safe: a pause waits for it."""
+        assert self._shared is not None
+        return (slot.memory.managed or self._shared.managed) and slot.pauses != _pauses()
 
-        Raises WrongState: they held new values.
+    def again(self, slot: _Slot) -> None:
+        """Gives up a bucket that is in its slot, and was perhaps updated: it is to be read again."""
+        self._synchronize()
+        self._give_up(slot)
+
+    def look_for_pauses(self) -> None:
+        """Gives slots up whose content a pause has taken since they were read, and takes other memory for those that
+        are still paused.
+
+        Raises WrongState: they held new values; OutOfDeviceMemory.
         """
-        pauses = _pauses()
         for slot in self._slots:
-            if slot.bucket is None or slot.pauses == pauses or not slot.memory.managed:
+            if slot.writing.value:  # a wait for it was interrupted, and the pause did wait
+                with contextlib.suppress(Error):
+                    self._wait_written(slot)
+            if slot.bucket is None or not self.taken(slot):
                 continue
             if slot.written is None:
                 self._give_up(slot)
@@ -999,6 +1037,24 @@ class _Slots:
                     f"{self._state.name}: a pause took GPU memory with new values of a step that was interrupted before they "
                     "were written: load the last checkpoint of model and optimizer"
                 )
+        if _some_paused():
+            self._renew()
+
+    def _renew(self) -> None:
+        """Takes other memory in place of what may be paused, but for new values. A program may resume some tags of its
+        own, and know nothing of this one. What is paused is not on the GPU, so that it goes last."""
+        pauses = _pauses()
+        assert self._shared is not None
+        if self._shared.pauses != pauses:
+            former = self._shared
+            self._shared, areas = _areas(self._device, self._own, self._most)
+            self.work, self.moments = areas.pop("work"), areas
+            former.free()
+        for slot in self._slots:
+            if slot.bucket is None and slot.memory.pauses != pauses:
+                former = slot.memory
+                slot.memory, slot.areas = _areas(self._device, self._streamed, self._most)
+                former.free()
 
     def drain(self) -> None:
         """Waits for all requests and for the device, whatever they say. New values whose write failed stay."""
@@ -1242,6 +1298,11 @@ def _unscaled(optimizer: Any, gradients: List[Any]) -> List[Any]:
 def _pauses() -> int:
     """How many there were."""
     return int(_memory.status().get("pauses", 0))
+
+
+def _some_paused() -> bool:
+    """Whether memory that was made here is paused."""
+    return any(tag["tag"] == _device.TAG and tag["discarded"] > 0 for tag in _memory.status().get("tags", ()))
 
 
 def _check_not_paused() -> None:

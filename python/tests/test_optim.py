@@ -561,6 +561,24 @@ class Refused(Streamed):
             optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
         self.assertEqual(len(optimizer.param_groups), 2)
 
+    def test_parameters_taken_from_a_group_or_moved_in_it(self):
+        def change(groups):
+            yield lambda: groups[0]["params"].pop(0)
+            yield lambda: groups[0]["params"].reverse()
+            yield lambda: groups[0]["params"].append(torch.nn.Parameter(torch.zeros(8)))
+            yield lambda: groups.pop()
+            yield lambda: groups.append(dict(groups[0]))
+
+        for number in range(5):
+            made = [torch.nn.Parameter(torch.zeros(8)) for _ in range(3)]
+            optimizer = self.streamed([{"params": made[:2]}, {"params": made[2:]}])
+            for parameter in made:
+                parameter.grad = torch.ones(8)
+            list(change(optimizer.param_groups))[number]()
+            with self.assertRaisesRegex(ebb.WrongState, "are others than when the optimizer was made"):
+                optimizer.step()
+            self.assertTrue(all(not p.any() for p in made), "nothing was updated")
+
     def test_parameters_that_changed_their_layout_or_type(self):
         made = [torch.nn.Parameter(torch.randn(shape)) for shape in ((3,), (2, 3, 4, 4))]
         optimizer = self.streamed(made)
@@ -933,6 +951,94 @@ class PausesFromElsewhere(Streamed):
             pass
         optimizer.step()
         self.all_same(self.plain, self.made)
+
+    def test_writes_under_way_that_nobody_waited_for_are_no_loss(self):
+        optimizer = self.optimizer()
+        self.train(self.plain, self.made, optimizer, 1)
+        self.plain.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
+        for side in (self.plain.parameters, self.made):
+            loss_of(side, 7).backward()
+        self.plain.step()
+        with mock.patch.object(ebb.optim._Slots, "_wait_written", side_effect=KeyboardInterrupt):
+            with self.assertRaises(KeyboardInterrupt):
+                optimizer.step()
+        self.pause()
+        self.resume()
+        optimizer.step()
+        self.all_same(self.plain, self.made)
+        self.train(self.plain, self.made, optimizer, 2, 2)
+        self.all_same(self.plain, self.made)
+
+    def test_the_next_ebb_pause_does_not_write_what_is_lost(self):
+        optimizer = self.optimizer()
+        self.train(self.plain, self.made, optimizer, 1)
+        loss_of(self.made, 7).backward()
+        with mock.patch.object(State, "write", side_effect=KeyboardInterrupt):
+            with self.assertRaises(KeyboardInterrupt):
+                optimizer.step()
+        self.pause()
+        self.resume()
+        with mock.patch.object(State, "write", side_effect=AssertionError("bytes that nobody wrote go to the files")):
+            with ebb.paused():
+                pass
+        with self.assertRaisesRegex(ebb.WrongState, "load the last checkpoint"):
+            optimizer.step()
+
+    def step_amid_which(self, of, name, pause):
+        """One, with a pause after the first call of a function that it calls."""
+        optimizer = self.optimizer()
+        self.train(self.plain, self.made, optimizer, 2)
+        self.plain.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
+        for side in (self.plain.parameters, self.made):
+            loss_of(side, 7).backward()
+        self.plain.step()
+        real, pauses = getattr(of, name), []
+
+        def called(*arguments):
+            real(*arguments)
+            if not pauses:
+                pauses.append(pause())
+
+        with mock.patch.object(of, name, called):
+            optimizer.step()
+        self.assertEqual(len(pauses), 1)
+        self.all_same(self.plain, self.made)
+        self.train(self.plain, self.made, optimizer, 2, 2)
+        self.all_same(self.plain, self.made)
+
+    def test_amid_a_step_when_a_bucket_was_read(self):
+        self.step_amid_which(ebb.optim._Slots, "arrive", lambda: (self.pause(), self.resume()))
+
+    def test_amid_a_step_when_a_bucket_was_updated(self):
+        self.step_amid_which(StreamedAdamW, "update", lambda: (self.pause(), self.resume()))
+
+    def test_ebb_pause_on_the_thread_of_a_step(self):
+        def pause():
+            with ebb.paused():
+                pass
+
+        self.step_amid_which(StreamedAdamW, "update", pause)
+
+    def test_a_resume_of_other_tags_only(self):
+        optimizer, other = self.optimizer(), self.streamed([torch.nn.Parameter(torch.zeros(8))], lr=1.0)
+        self.train(self.plain, self.made, optimizer, 2)
+        other.prefetch()
+        self.addCleanup(self.resume)
+        self.pause()
+        ctypes.CDLL(None).tms_resume(b"default")
+        self.train(self.plain, self.made, optimizer, 3, 2)  # reads ahead, too
+        self.all_same(self.plain, self.made)
+
+    def test_close_amid_a_pause(self):
+        optimizer = self.optimizer()
+        before = free_memory()
+        self.train(self.plain, self.made, optimizer, 1)
+        self.pause()
+        optimizer.close()
+        self.resume()
+        self.assertEqual(free_memory(), before)
 
     def test_where_nothing_else_is_managed_a_pause_leaves_it(self):
         optimizer = self.optimizer(managed=False)
