@@ -23,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	rayv1 "github.com/ray-project/kuberay/ray-operator/apis/ray/v1"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -79,6 +80,50 @@ print("rank", dist.get_rank(), "of", dist.get_world_size(), "has", int(x.item())
 	}
 	for _, n := range nodes {
 		n.empty()
+	}
+}
+
+// An actor of Ray, of which the program says no more than who it is, parks where its worker's pod has room: the
+// worker's process begins as ebb.ray has Ray start it, in the environment of a rendered RayCluster.
+func TestActorsOfRayParkWhereTheirPodHasRoom(t *testing.T) {
+	needs(t, "bash", filepath.Join(root, "dist/lib/libebb.so"))
+	const worker = `
+import os, shlex, subprocess, sys
+import ebb.ray
+env = ebb.ray.runtime_env(rank=3, world_size=8, job="rl", device="soft")
+actor = "import os, sys; print(*(os.environ.get(name, '-') for name in sys.argv[1:]))"
+asked = ["TMS_INIT_ENABLE_DISK_BACKUP", "TMS_INIT_ENABLE_CPU_BACKUP", "TMS_DISK_BACKUP_DIR", "TMS_DISK_BACKUP_CHUNK_MB", "EBB_HOST_MB", "EBB_DISK_QUOTA_BYTES"]
+line = env["py_executable"] + " " + shlex.join(["-c", actor, *asked])
+sys.exit(subprocess.run(["bash", "-c", line], env={**os.environ, **env["env_vars"]}).returncode)
+`
+	for target, c := range map[string]struct {
+		flags []string
+		want  func(scratch string) string
+	}{
+		"disk": {nil, func(scratch string) string {
+			return "1 0 " + scratch + "/ebb-1000/rl/actor_cell0_rank3 64 - 449000000000\n"
+		}},
+		"cpu": {[]string{"--host-memory", "2TiB"}, func(string) string { return "0 1 - - - -\n" }},
+	} {
+		t.Run(target, func(t *testing.T) {
+			var cluster rayv1.RayCluster
+			for _, document := range documents(t, render(t, append([]string{"--kind", "raycluster", "--name", "rl", "--nodes", "4", "--nproc-per-node", "8", "--image", "i",
+				"--params", "8B", "--host-reserve", "64GiB", "--chunk-mb", "64"}, c.flags...)...)) {
+				if bytes.Contains(document, []byte("\nkind: RayCluster\n")) {
+					strictly(t, document, &cluster)
+				}
+			}
+			n := schedule(t, cluster.Spec.WorkerGroupSpecs[0].Template.Spec, "rl", 0, append(image(0), "PYTHONPATH="+filepath.Join(root, "python"))...)
+			container := n.pod.Containers[0]
+			container.Command, container.Args = []string{"/usr/bin/python3", "-c", worker}, nil // KubeRay's is ray start
+			p := n.start(container)
+			if err := p.wait(t); err != nil {
+				t.Fatalf("%v\n%s", err, p.said())
+			}
+			if want := c.want(n.volumes["scratch"]); !strings.HasSuffix(p.said(), want) {
+				t.Errorf("the actor has\n%s\nwant\n%s", p.said(), want)
+			}
+		})
 	}
 }
 
