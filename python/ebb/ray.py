@@ -106,7 +106,7 @@ def runtime_env(
         env_vars), else "cpu".
     disk_dir: directory on a local disk of the actor's node, or several. None: the default of `ebb run` on that node;
         only when supervised.
-    chunk_mb: at most this much pinned staging memory, in MiB; None: 256.
+    chunk_mb: at most this much pinned staging memory, in MiB; None: that of the environment, else 256.
     device: "auto", "cuda" or "soft".
     flags: more flags of `ebb exec`, as ["--discard"].
     env_vars: more variables of the actor. LD_PRELOAD and LD_LIBRARY_PATH go behind ebb's.
