@@ -520,7 +520,7 @@ class GroupReport(NamedTuple):
         return [rank.rank for rank in self.ranks if rank.outcome == outcome]
 
     def __str__(self) -> str:
-        head = f"{self.operation} {'done' if self.done else 'NOT done'} on {len(self.of('done'))} of {len(self.ranks)} ranks in {self.seconds:.2f} s"
+        head = f"{self.operation} {'done' if self.done else 'NOT done: done'} on {len(self.of('done'))} of {len(self.ranks)} ranks in {self.seconds:.2f} s"
         lines = [head] + [str(rank) for rank in self.ranks if rank.outcome != "done" or rank.left_on]
         if not self.done and self.operation == "pause":
             lines.append("to bring the others back: group.bring_back(timeout=SECONDS)")

@@ -426,9 +426,10 @@ class Reports(Watched):
         self.assertFalse(good._replace(ranks=()).done)
 
     def test_what_is_not_done_is_named_with_the_command_for_the_others(self):
-        report = ebb.ray.GroupReport("pause", (self.rank(0), self.rank(1, "failed", "active", ebb.NoSpace("no space left\nin /nvme"))), 1.0)
+        failed = self.rank(1, "failed", "active", ebb.NoSpace("no space left\nin /nvme"))
+        report = ebb.ray.GroupReport("pause", (self.rank(0), failed, self.rank(2)), 1.0)
         self.assertEqual(str(report), textwrap.dedent("""\
-            pause NOT done on 1 of 2 ranks in 1.00 s
+            pause NOT done: done on 2 of 3 ranks in 1.00 s
             rank 1: failed, memory active: NoSpace: no space left in /nvme
             to bring the others back: group.bring_back(timeout=SECONDS)"""))
         back = ebb.ray.GroupReport("bring back", (self.rank(0, state="active"),), 0.5)
