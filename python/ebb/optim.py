@@ -212,6 +212,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                     self._carry_on(step, slots)
             except Exception as err:
                 slots.drain()
+                slots.check_none_lost()
                 raise StateError(
                     f"{self._state.name}: {len(step.left())} of {step.buckets} buckets are not updated in the files: {err}. "
                     "Remove the cause, leave the gradients as they are, and call step() again, the optimizer's own also where there "
@@ -393,7 +394,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             flat: Dict[Tuple[int, str], Any] = {}
             for bucket in self._buckets:
                 for piece in bucket.pieces:
-                    if piece.steps == 0 or piece.number in state:
+                    if not _has_state(piece) or piece.number in state:
                         continue
                     entry: Dict[str, Any] = {"step": torch.tensor(float(piece.steps))}
                     for name in _filled(bucket, piece):
@@ -406,7 +407,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 for name in bucket.segments:
                     for part, begin in self._host_parts(bucket, name, read=True):
                         for piece, inside, place in _overlaps(bucket, begin, part.numel()):
-                            if piece.steps > 0 and name in _filled(bucket, piece):
+                            if _has_state(piece) and name in _filled(bucket, piece):
                                 flat[piece.number, name][inside].copy_(part[place])
             return {"state": state, "param_groups": self._packed_groups()}
 
@@ -1028,17 +1029,20 @@ class _Slots:
             if slot.writing.value:  # a wait for it was interrupted, and the pause did wait
                 with contextlib.suppress(Error):
                     self._wait_written(slot)
-            if slot.bucket is None or not self.taken(slot):
-                continue
-            if slot.written is None:
+            if slot.bucket is not None and slot.written is None and self.taken(slot):
                 self._give_up(slot)
-            elif not slot.failed:
-                raise WrongState(
-                    f"{self._state.name}: a pause took GPU memory with new values of a step that was interrupted before they "
-                    "were written: load the last checkpoint of model and optimizer"
-                )
+        self.check_none_lost()
         if _some_paused():
             self._renew()
+
+    def check_none_lost(self) -> None:
+        """Raises WrongState: a pause took new values."""
+        for slot in self._slots:
+            if slot.written is not None and not slot.writing.value and not slot.failed and self.taken(slot):
+                raise WrongState(
+                    f"{self._state.name}: a pause took GPU memory with new values of a step before they were written: load the "
+                    "last checkpoint of model and optimizer. Pauses come between steps: at a safe point, or after step() returned"
+                )
 
     def _renew(self) -> None:
         """Takes other memory in place of what may be paused, but for new values. A program may resume some tags of its
@@ -1099,6 +1103,11 @@ class _Slots:
             slot.set_parameters = None
         stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
         self._state.write(self._parts(slot.bucket, slot), stream, slot.writing)
+        # A pause may have come and gone just before. One that comes now waits.
+        if not slot.failed and self.taken(slot):
+            with contextlib.suppress(Error):
+                self._wait("write", slot.writing)
+            self.check_none_lost()
 
     def _wait_written(self, slot: _Slot) -> None:
         try:
@@ -1219,8 +1228,13 @@ def _overlaps(bucket: Bucket, begin: int, count: int) -> Iterator[Tuple[Piece, s
             yield piece, slice(first + shift, last + shift), slice(first - begin, last - begin)
 
 
+def _has_state(piece: Piece) -> bool:
+    """Whether the files hold something of a piece: it had an update, or a master was loaded before its first one."""
+    return piece.steps > 0 or piece.has_master
+
+
 def _filled(bucket: Bucket, piece: Piece) -> List[str]:
-    """The segments that hold something of a piece that had an update."""
+    """The segments that hold something of a piece that has state."""
     return [name for name in bucket.segments if name != MASTER or piece.has_master]
 
 

@@ -155,6 +155,16 @@ class Megatron(Memory):
             models[3].sum().backward()
         self.assertEqual(read.call_count, 3, "as many buckets as are in flight")
 
+    def test_masters_that_were_loaded_before_the_first_step_are_saved_with_all_their_bits(self):
+        optimizer = self.streamed(self.models())
+        saved = optimizer.sharded_state_dict({})
+        for entry in saved["param_state"]:
+            entry["param"] = entry["param"] + 1e-5  # fewer than a bf16 parameter has
+        optimizer.load_state_dict(saved)
+        again = optimizer.sharded_state_dict({})
+        self.same([e["param"] for e in again["param_state"]], [e["param"] for e in saved["param_state"]])
+        self.assertEqual(again["optimizer"]["param_groups"][0]["step"], 0)
+
     def test_a_checkpoint_goes_to_another_optimizer_in_one_pass(self):
         source = self.streamed(self.models())
         self.steps(source, 0, 3)

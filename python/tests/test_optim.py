@@ -1014,6 +1014,29 @@ class PausesFromElsewhere(Streamed):
     def test_amid_a_step_when_a_bucket_was_updated(self):
         self.step_amid_which(StreamedAdamW, "update", lambda: (self.pause(), self.resume()))
 
+    def test_amid_a_step_just_before_a_write(self):
+        optimizer = self.optimizer()
+        self.train(self.plain, self.made, optimizer, 2)
+        before = copy.deepcopy(optimizer.state_dict())
+        loss_of(self.made, 7).backward()
+        real, pauses = State.write, []
+
+        def write(*arguments):
+            if not pauses:
+                pauses.append((self.pause(), self.resume()))
+            return real(*arguments)
+
+        with mock.patch.object(State, "write", write):
+            for _ in range(2):  # however often
+                with self.assertRaisesRegex(ebb.WrongState, "a pause took .* load the last checkpoint"):
+                    optimizer.step()
+        self.assertEqual(len(pauses), 1)
+        for parameter, saved in zip(self.made, self.plain.parameters):
+            parameter.data.copy_(saved)
+        optimizer.load_state_dict(before)
+        self.train(self.plain, self.made, optimizer, 2, 2)
+        self.all_same(self.plain, self.made)
+
     def test_ebb_pause_on_the_thread_of_a_step(self):
         def pause():
             with ebb.paused():
