@@ -42,8 +42,10 @@ type nodeAnswer struct {
 	Ranks   []node.RankStatus `json:"ranks,omitempty"`
 	Silent  []node.Silent     `json:"silent,omitempty"`
 	Disks   []node.Disk       `json:"disks,omitempty"`
-	Report  *node.Report      `json:"report,omitempty"` // of a pause or resume
-	Remarks []string          `json:"remarks,omitempty"`
+	Report  *node.Report      `json:"report,omitempty"`  // of a pause or resume
+	Places  []slurm.Place     `json:"places,omitempty"`  // of those ranks in their worlds, with a report
+	Strange []node.Silent     `json:"strange,omitempty"` // may be ranks of the job, and were left alone
+	Remarks []string          `json:"remarks,omitempty"` // why there may be further ranks of the job
 }
 
 // nodeVerb is the name of the hidden verb.
@@ -102,7 +104,11 @@ func untilWithdrawn(ctx context.Context) (context.Context, func()) {
 
 // onNode does what is asked for on the ranks of this node that are of a job.
 func (o *operationFlags) onNode(ctx context.Context, jobs []string, full bool) (a nodeAnswer) {
-	ranks, silent, err := node.Discover(ctx, o.ranks.places())
+	places := o.ranks.places()
+	if len(o.ranks.runtimeDirs) == 0 {
+		places.RuntimeDirs = append(places.RuntimeDirs, jobDirs(jobs, &a)...)
+	}
+	ranks, silent, err := node.Discover(ctx, places)
 	if err != nil {
 		for line := range strings.Lines(err.Error()) {
 			a.Remarks = append(a.Remarks, strings.TrimSpace(line))
@@ -111,13 +117,14 @@ func (o *operationFlags) onNode(ctx context.Context, jobs []string, full bool) (
 	of := func(socket string, who control.Who) bool {
 		is := slurm.MemberOf(jobs, socket, who)
 		if is == slurm.NotKnown {
-			a.Remarks = append(a.Remarks, fmt.Sprintf("%s is left alone: of which Slurm job it is is not known, since its process is in another pid namespace", node.FullName(who)))
+			a.Strange = append(a.Strange, node.Silent{Who: who, Socket: socket, Why: "left alone: of which Slurm job it is is not known, since its process is in another pid namespace, and was given a name with --job"})
 		}
 		return is == slurm.Member
 	}
 	ranks = slices.DeleteFunc(ranks, func(r node.Rank) bool { return !of(r.Socket, r.Who) })
 	silent = slices.DeleteFunc(silent, func(s node.Silent) bool { return s.Dead || !of(s.Socket, s.Who) })
 	ranks, silent = o.ranks.selection.Of(ranks, silent)
+	_, a.Strange = o.ranks.selection.Of(nil, a.Strange)
 	if o.cmd == statusOperation {
 		r := lookAt(ctx, found{ranks: ranks, silent: silent})
 		a.Ranks, a.Silent, a.Disks = r.Ranks, r.Silent, r.Disks
@@ -131,17 +138,50 @@ func (o *operationFlags) onNode(ctx context.Context, jobs []string, full bool) (
 		}
 		return a
 	}
+	at := placesOf(ranks, silent)
 	report := node.Operation{Cmd: o.cmd, Tags: o.tags, Timeout: o.timeout}.Run(ctx, ranks)
 	for _, s := range silent {
 		report.Outcomes = append(report.Outcomes, unanswered(s))
 	}
-	a.Report = &report
+	a.Report, a.Places = &report, at
 	return a
+}
+
+// jobDirs are slurm.RuntimeDirs, as far as they can be had at once: the kernel lets nobody read the environment of a
+// process while it is stuck in some calls.
+func jobDirs(jobs []string, a *nodeAnswer) []string {
+	found := make(chan []string, 1)
+	go func() { found <- slurm.RuntimeDirs(jobs) }()
+	select {
+	case dirs := <-found:
+		return dirs
+	case <-time.After(10 * time.Second):
+		a.Remarks = append(a.Remarks, "where its processes have their control sockets is not known: the environment of one cannot be read (ps shows it in state D)")
+		return nil
+	}
+}
+
+// placesOf are the places of ranks in their worlds, as far as those are known.
+func placesOf(ranks []node.Rank, silent []node.Silent) (places []slurm.Place) {
+	sockets := make([]string, 0, len(ranks)+len(silent))
+	for _, r := range ranks {
+		sockets = append(sockets, r.Socket)
+	}
+	for _, s := range silent {
+		sockets = append(sockets, s.Socket)
+	}
+	for _, socket := range sockets {
+		if p, ok := slurm.PlaceOf(socket); ok {
+			places = append(places, p)
+		}
+	}
+	return places
 }
 
 // job is a Slurm job and what its nodes have answered last.
 type job struct {
 	ID    slurm.ID
+	meant node.Selection
 	parts []slurm.Part
 	nodes []*jobNode
 }
@@ -149,20 +189,20 @@ type job struct {
 // jobNode is a node of a job.
 type jobNode struct {
 	Name    string   `json:"node"`
-	Lost    string   `json:"lost,omitempty"` // why there is no answer
-	Remarks []string `json:"remarks,omitempty"`
+	Lost    string   `json:"lost,omitempty"`    // why there is no answer
+	Remarks []string `json:"remarks,omitempty"` // why it may have ranks of the job that are not among the ranks
 
 	part   int
 	answer nodeAnswer
 }
 
 // findJob asks Slurm for the nodes of a job.
-func findJob(ctx context.Context, id slurm.ID) (*job, error) {
+func findJob(ctx context.Context, id slurm.ID, meant node.Selection) (*job, error) {
 	parts, err := slurm.Find(ctx, id)
 	if err != nil {
 		return nil, slurmError(err)
 	}
-	j := &job{ID: id, parts: parts}
+	j := &job{ID: id, meant: meant, parts: parts}
 	seen := map[string]bool{}
 	for i, part := range parts {
 		for _, name := range part.Nodes {
@@ -210,7 +250,7 @@ func (j *job) ask(ctx context.Context, nodes []*jobNode, words []string) error {
 			answers, lost, err := step.Run(ctx)
 			errs[i] = err
 			for _, n := range mine {
-				n.take(answers[n.Name], lost[n.Name])
+				n.take(answers[n.Name], lost[n.Name], j.meant)
 			}
 		})
 	}
@@ -219,7 +259,7 @@ func (j *job) ask(ctx context.Context, nodes []*jobNode, words []string) error {
 }
 
 // take notes the answer of a node.
-func (n *jobNode) take(text []byte, lost string) {
+func (n *jobNode) take(text []byte, lost string, meant node.Selection) {
 	n.answer, n.Lost = nodeAnswer{}, lost
 	if lost != "" {
 		return
@@ -237,7 +277,12 @@ func (n *jobNode) take(text []byte, lost string) {
 			r.Err = "its status is not understood: " + oneLine(err)
 		}
 	}
-	for _, remark := range n.answer.Remarks {
+	remarks := n.answer.Remarks
+	_, strange := meant.Of(nil, n.answer.Strange)
+	for _, s := range strange {
+		remarks = append(remarks, fmt.Sprintf("%s is %s", node.FullName(s.Who), s.Why))
+	}
+	for _, remark := range remarks {
 		if !slices.Contains(n.Remarks, remark) {
 			n.Remarks = append(n.Remarks, remark)
 		}
@@ -252,6 +297,11 @@ func (j *job) lost() (nodes []*jobNode) {
 		}
 	}
 	return nodes
+}
+
+// unsure reports whether there may be ranks that are meant and are not known.
+func (j *job) unsure() bool {
+	return slices.ContainsFunc(j.nodes, func(n *jobNode) bool { return len(n.Remarks) > 0 })
 }
 
 // look asks all nodes what is there, and checks that what is meant is there.
@@ -278,8 +328,11 @@ func (j *job) look(ctx context.Context, ranks *rankFlags, tags []string, full bo
 		return &launch.Error{Status: launch.StatusInternal, Text: fmt.Sprintf("none of the %s of job %s answers, so whether a rank is running is not known: %s: %s",
 			launch.Count(len(lost), "node"), j.ID, lost[0].Name, lost[0].Lost)}
 	}
-	if len(lost) > 0 { // what is meant may be there
+	if len(lost) > 0 || j.unsure() && len(there)+len(silent) > 0 { // what is meant may be there
 		return nil
+	}
+	if len(there)+len(silent) == 0 && j.unsure() {
+		return &launch.Error{Status: statusFailed, Text: fmt.Sprintf("whether a rank of job %s is running is not known: %s", j.ID, strings.Join(j.complaints(), "; "))}
 	}
 	if len(there)+len(silent) == 0 {
 		return &launch.Error{Status: statusNothing, Text: fmt.Sprintf("no rank is running: none of job %s on its %s; a rank is there from its first managed allocation on, and %s",
@@ -336,7 +389,7 @@ func (o *operationFlags) onJob(ctx context.Context) error {
 		return err
 	}
 	begin := time.Now()
-	j, err := findJob(ctx, o.ranks.slurm)
+	j, err := findJob(ctx, o.ranks.slurm, o.ranks.selection)
 	if err == nil {
 		err = j.look(ctx, &o.ranks, o.tags, false)
 	}
@@ -384,7 +437,7 @@ func (r *rankFlags) statusOfJob(ctx context.Context, tags bool) error {
 	if tags {
 		return launch.Usagef("--tags has no effect with --slurm, which shows a row for each node: take --json, which has the tags of all ranks")
 	}
-	j, err := findJob(ctx, r.slurm)
+	j, err := findJob(ctx, r.slurm, r.selection)
 	if err == nil {
 		err = j.look(ctx, r, nil, r.asJSON)
 	}
@@ -400,7 +453,7 @@ func (r *rankFlags) statusOfJob(ctx context.Context, tags bool) error {
 	for _, line := range j.complaints() {
 		say(line)
 	}
-	if err == nil && (len(j.lost()) > 0 || s.unanswered() > 0) {
+	if err == nil && (len(j.lost()) > 0 || j.unsure() || s.unanswered() > 0) {
 		err = statusError(statusLate)
 	}
 	return err

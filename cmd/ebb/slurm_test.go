@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"os"
 	"strings"
 	"testing"
 
@@ -69,6 +71,116 @@ func TestAPauseOfAJobIsDoneWhenEveryRankIs(t *testing.T) {
 	if r.OK || len(r.Ranks) != 2 || r.Ranks[1].State != node.Gone {
 		t.Errorf("a rank that ended between the look and the pause: %+v", r)
 	}
+	again := done("1", 5) // its launcher has started it again
+	again.Socket += "-again"
+	restarted := answered("n1", done("0", 5), again)
+	r = newJobResult(control.CmdPause, &job{ID: "77", nodes: []*jobNode{restarted}}, map[*jobNode][]node.Outcome{restarted: had("0", "1")})
+	if r.OK || len(r.Ranks) != 3 || r.Ranks[2].State != node.Gone || r.Ranks[2].Socket != rankOf("1").Socket {
+		t.Errorf("a rank that ended and was started again meanwhile: %+v", r)
+	}
+}
+
+// worldOf are the places of ranks in a world of so many.
+func worldOf(size int, ranks ...int) (list []slurm.Place) {
+	for _, rank := range ranks {
+		list = append(list, slurm.Place{World: "77 n1:29500", Size: size, Rank: rank})
+	}
+	return list
+}
+
+// A rank that has ended, or has no memory yet, is on no node; the others' world tells that it should be.
+func TestAPauseOfAJobIsNotDoneWithoutRanksOfItsWorld(t *testing.T) {
+	nodes := func() []*jobNode {
+		n1, n2 := answered("n1", done("0", 5), done("1", 5)), answered("n2", done("2", 5))
+		n1.answer.Places, n2.answer.Places = worldOf(4, 0, 1), worldOf(4, 2)
+		return []*jobNode{n1, n2}
+	}
+	r := newJobResult(control.CmdPause, &job{ID: "77", nodes: nodes()}, nil)
+	if r.OK || len(r.Missing) != 1 || r.Missing[0].Rank != 3 || !strings.Contains(r.missing(), "rank 3 is not there, of the 4 ranks of a world of job 77") || r.share("paused", 3, 0) != "3 of 4 ranks paused" {
+		t.Errorf("rank 3 is nowhere: %+v: %s", r, r.missing())
+	}
+	whole := nodes()
+	whole[1].answer.Places = worldOf(4, 2, 3)
+	if r := newJobResult(control.CmdPause, &job{ID: "77", nodes: whole}, nil); !r.OK || r.missing() != "" {
+		t.Errorf("all are there: %+v", r)
+	}
+	few := []*jobNode{answered("n1", done("0", 5))}
+	few[0].answer.Places = worldOf(20, 0)
+	if got := newJobResult(control.CmdPause, &job{ID: "77", nodes: few}, nil).missing(); !strings.Contains(got, "ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 9 more are not there") {
+		t.Errorf("%s", got)
+	}
+	for name, c := range map[string]struct {
+		cmd   string
+		j     *job
+		had   map[*jobNode][]node.Outcome
+		worst node.State
+	}{
+		"ranks that were chosen":     {control.CmdPause, &job{ID: "77", meant: node.Selection{Roles: []string{"actor"}}, nodes: nodes()}, nil, node.Done},
+		"a component of the job":     {control.CmdPause, &job{ID: "77+1", nodes: nodes()}, nil, node.Done},
+		"a resume of all that there": {control.CmdResume, &job{ID: "77", nodes: nodes()}, nil, node.Done},
+	} {
+		if r := newJobResult(c.cmd, c.j, c.had); !r.OK || len(r.Missing) > 0 {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+	ended := nodes()
+	r = newJobResult(control.CmdPause, &job{ID: "77", nodes: ended}, map[*jobNode][]node.Outcome{ended[1]: {{Rank: rankOf("2")}, {Rank: rankOf("3")}}})
+	if r.OK || len(r.Missing) > 0 || r.Ranks[3].State != node.Gone {
+		t.Errorf("who is named as ended is not named as missing too: %+v", r)
+	}
+}
+
+// Where there may be further ranks a pause is not known to be done.
+func TestAPauseOfAJobIsNotDoneWhereRanksAreNotKnown(t *testing.T) {
+	strange := node.Silent{Who: control.Who{Job: "mine", Role: "actor", Cell: "0", Rank: "3", PID: 9}, Why: "left alone: it is not known"}
+	for name, c := range map[string]struct {
+		answer nodeAnswer
+		meant  node.Selection
+		remark string
+	}{
+		"a rank of no known job":                     {nodeAnswer{Strange: []node.Silent{strange}}, node.Selection{}, "actor cell 0 rank 3 (pid 9) is left alone"},
+		"one that is not meant":                      {nodeAnswer{Strange: []node.Silent{strange}}, node.Selection{Ranks: []string{"0"}}, ""},
+		"a directory of sockets that cannot be read": {nodeAnswer{Remarks: []string{"/tmp/ebb-7: belongs to user 8: not looked into"}}, node.Selection{}, "not looked into"},
+	} {
+		c.answer.Report = &node.Report{Outcomes: []node.Outcome{done("0", 5)}}
+		text, err := json.Marshal(c.answer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := &jobNode{Name: "n1"}
+		n.take(text, "", c.meant)
+		for _, cmd := range []string{control.CmdPause, control.CmdResume} {
+			j := &job{ID: "77", meant: c.meant, nodes: []*jobNode{n}}
+			r := newJobResult(cmd, j, nil)
+			if r.OK != (c.remark == "") || !strings.Contains(strings.Join(j.complaints(), "\n"), c.remark) {
+				t.Errorf("%s: %s: ok is %v, %q", name, cmd, r.OK, j.complaints())
+			}
+			o := operationFlags{cmd: cmd}
+			f := pflag.NewFlagSet(cmd, pflag.ContinueOnError)
+			o.ranks.add(f)
+			o.ranks.slurm = "77"
+			var told statusError
+			if err := quietly(t, func() error { return o.tellJob(t.Context(), r) }); c.remark != "" && (!errors.As(err, &told) || int(told) != statusFailed) || c.remark == "" && err != nil {
+				t.Errorf("%s: %s ends with %v", name, cmd, err)
+			}
+		}
+	}
+}
+
+// quietly does something without what it prints.
+func quietly(t *testing.T, do func() error) error {
+	t.Helper()
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := stdout
+	stdout = &outFile{file: null}
+	defer func() {
+		stdout = was
+		_ = null.Close()
+	}()
+	return do()
 }
 
 func TestARowForEachNode(t *testing.T) {
@@ -111,10 +223,10 @@ func TestStatusesOfNodesComeThrough(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := &jobNode{Name: "n1"}
-	n.take(text, "")
-	n.take(text, "") // asked twice, a remark is one
+	n.take(text, "", node.Selection{})
+	n.take(text, "", node.Selection{}) // asked twice, a remark is one
 	broken := &jobNode{Name: "n2"}
-	broken.take([]byte(`{"ranks": 7}`), "")
+	broken.take([]byte(`{"ranks": 7}`), "", node.Selection{})
 	j := &job{ID: slurm.ID("77"), nodes: []*jobNode{n, broken}}
 	s := newJobStatus(j, node.Selection{})
 	if len(s.Ranks) != 1 || s.Ranks[0].Node != "n1" || s.Ranks[0].Status.Paused != 7 || s.Ranks[0].Status.Where().Disk != 7 || len(s.Silent) != 1 || s.unanswered() != 1 {

@@ -7,10 +7,12 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/ebb-offload/ebb/internal/control"
 	"github.com/ebb-offload/ebb/internal/launch"
 	"github.com/ebb-offload/ebb/internal/node"
+	"github.com/ebb-offload/ebb/internal/slurm"
 )
 
 // jobResult is what ebb pause --slurm JOB --json and ebb resume --slurm JOB --json print: as without --slurm, with the
@@ -22,6 +24,7 @@ type jobResult struct {
 	Operation   string        `json:"operation"`
 	Nodes       []*jobNode    `json:"nodes"`
 	Ranks       []nodeOutcome `json:"ranks"`
+	Missing     []slurm.Place `json:"missing,omitempty"` // ranks of the job's worlds that no node has: of a pause of all
 	Seconds     float64       `json:"seconds"`
 	GoBack      string        `json:"go_back,omitempty"`
 }
@@ -35,7 +38,8 @@ type nodeOutcome struct {
 // newJobResult puts the answers of the nodes together. had are the ranks that each node had before it was asked; those
 // of a node that gave no answer are failed.
 func newJobResult(cmd string, j *job, had map[*jobNode][]node.Outcome) jobResult {
-	r := jobResult{MessageType: cmd, Job: string(j.ID), Operation: cmd, Nodes: j.nodes, Ranks: []nodeOutcome{}, OK: len(j.lost()) == 0}
+	r := jobResult{MessageType: cmd, Job: string(j.ID), Operation: cmd, Nodes: j.nodes, Ranks: []nodeOutcome{}, OK: len(j.lost()) == 0 && !j.unsure()}
+	var places []slurm.Place
 	for _, n := range j.nodes {
 		outcomes := had[n]
 		if n.answer.Report != nil {
@@ -50,17 +54,43 @@ func newJobResult(cmd string, j *job, had map[*jobNode][]node.Outcome) jobResult
 			r.Ranks = append(r.Ranks, nodeOutcome{n.Name, o})
 			r.OK = r.OK && o.State == node.Done
 		}
-		if len(had[n]) > 0 && len(outcomes) < len(had[n]) { // a rank that was there has ended meanwhile
-			for _, before := range had[n] {
-				if !contains(outcomes, before.Rank) {
-					before.State, before.Err = node.Gone, &control.Error{Code: 1, Message: "its process has ended meanwhile"}
-					r.Ranks = append(r.Ranks, nodeOutcome{n.Name, before})
-					r.OK = false
-				}
+		places = append(places, n.answer.Places...)
+		for _, before := range had[n] {
+			if !contains(outcomes, before.Rank) { // it was there, and has ended meanwhile
+				before.State, before.Err = node.Gone, &control.Error{Code: 1, Message: "its process has ended meanwhile"}
+				r.Ranks = append(r.Ranks, nodeOutcome{n.Name, before})
+				r.OK = false
 			}
 		}
 	}
+	// What a lost node has is not known; and of a part of the job, or of a choice, the world does not tell how many it has.
+	if cmd == control.CmdPause && len(j.lost()) == 0 && j.meant.All() && !strings.Contains(string(j.ID), "+") {
+		r.Missing = slices.DeleteFunc(slurm.Absent(places), func(p slurm.Place) bool {
+			return slices.ContainsFunc(r.Ranks, func(o nodeOutcome) bool { return o.State == node.Gone && o.Who.Rank == strconv.Itoa(p.Rank) })
+		})
+		r.OK = r.OK && len(r.Missing) == 0
+	}
 	return r
+}
+
+// missing is a line for ranks that no node has; empty where there are none.
+func (r jobResult) missing() string {
+	if len(r.Missing) == 0 {
+		return ""
+	}
+	var numbers []string
+	for _, p := range r.Missing[:min(len(r.Missing), 10)] {
+		numbers = append(numbers, strconv.Itoa(p.Rank))
+	}
+	text := "rank " + numbers[0] + " is"
+	switch more := len(r.Missing) - len(numbers); {
+	case more > 0:
+		text = fmt.Sprintf("ranks %s and %d more are", strings.Join(numbers, ", "), more)
+	case len(numbers) > 1:
+		text = "ranks " + strings.Join(numbers, ", ") + " are"
+	}
+	return fmt.Sprintf("%s not there, of the %d ranks of a world of job %s: no GPU memory under ebb yet, or ended; where they are not meant to be under ebb, choose the others with --role, --rank or --cell",
+		text, r.Missing[0].Size, r.Job)
 }
 
 func contains(outcomes []node.Outcome, rank node.Rank) bool {
@@ -109,6 +139,9 @@ func (o *operationFlags) tellJob(ctx context.Context, r jobResult) error {
 			say(fmt.Sprintf("%s %s: %s", name, inWords(out.Outcome), out.Err.Message))
 		}
 	}
+	if line := r.missing(); line != "" {
+		say(line)
+	}
 	for _, line := range (&job{ID: o.ranks.slurm, nodes: r.Nodes}).complaints() {
 		say(line)
 	}
@@ -126,7 +159,7 @@ func (o *operationFlags) tellJob(ctx context.Context, r jobResult) error {
 	switch {
 	case errors.As(context.Cause(ctx), &signal):
 		return statusError(128 + int(signal))
-	case lost > 0 || len(report.Failed()) > 0:
+	case lost > 0 || len(report.Failed()) > 0 || len(r.Missing) > 0 || (&job{nodes: r.Nodes}).unsure():
 		return statusError(statusFailed)
 	}
 	return statusError(statusLate)
@@ -136,7 +169,7 @@ func (o *operationFlags) tellJob(ctx context.Context, r jobResult) error {
 // had ranks that are not known.
 func (r jobResult) share(done string, n, lost int) string {
 	if lost == 0 {
-		return fmt.Sprintf("%d of %s %s", n, launch.Count(len(r.Ranks), "rank"), done)
+		return fmt.Sprintf("%d of %s %s", n, launch.Count(len(r.Ranks)+len(r.Missing), "rank"), done)
 	}
 	return fmt.Sprintf("%s %s on %d of %s", launch.Count(n, "rank"), done, len(r.Nodes)-lost, launch.Count(len(r.Nodes), "node"))
 }
