@@ -25,6 +25,7 @@ const (
 	maxPiece  = 600     // bytes of an answer in a line; srun keeps lines of up to 1024 whole
 	maxLine   = 1024    // longer ones are nobody's
 	maxAnswer = 4 << 20 // bytes that are kept of a node's answer
+	maxAll    = 1 << 29 // and of all nodes' together
 	maxNode   = 255     // bytes of a node's name
 )
 
@@ -98,7 +99,8 @@ func (w *Writer) line(kind string, payload []byte) error {
 
 // answers are what tasks have said so far.
 type answers struct {
-	of map[string]*said // by node: those that are asked
+	of  map[string]*said // by node: those that are asked
+	all int              // bytes that are kept
 }
 
 // said is what one task has said.
@@ -139,13 +141,21 @@ func (a *answers) take(line []byte) *said {
 	switch string(kind) {
 	case "+":
 		if len(s.text)+len(payload) > maxAnswer {
+			a.all -= len(s.text)
 			s.text, s.err = nil, fmt.Errorf("its answer is longer than %d bytes", maxAnswer)
 			return s
 		}
+		if a.all+len(payload) > maxAll {
+			a.all -= len(s.text)
+			s.text, s.err = nil, fmt.Errorf("the answers of all nodes are longer than %d bytes together: choose among the ranks", maxAll)
+			return s
+		}
+		a.all += len(payload)
 		s.text = append(s.text, payload...)
 	case "=":
 		n, err := strconv.Atoi(strings.TrimSpace(string(payload)))
 		if s.whole = err == nil && n == len(s.text); !s.whole {
+			a.all -= len(s.text)
 			s.text, s.err = nil, errBroken
 		}
 	}

@@ -104,6 +104,25 @@ func TestAnAnswerHasABound(t *testing.T) {
 	}
 }
 
+func TestAllAnswersTogetherHaveABound(t *testing.T) {
+	a := newAnswers([]string{"n1", "n2", "n3"})
+	a.all = maxAll - 3*maxPiece // as if others had said so much
+	piece := func(node string) *said { return a.take([]byte("ebb1 " + node + " + " + strings.Repeat("x", maxPiece))) }
+	for _, node := range []string{"n1", "n2", "n2"} {
+		if s := piece(node); s.err != nil {
+			t.Fatalf("%s: %v", node, s.err)
+		}
+	}
+	if s := piece("n2"); s.err == nil || s.text != nil {
+		t.Errorf("%d bytes are kept, %v", len(s.text), s.err)
+	}
+	for _, node := range []string{"n3", "n1"} { // what was kept of it is room for others
+		if s := piece(node); s.err != nil {
+			t.Errorf("%s: %v", node, s.err)
+		}
+	}
+}
+
 func TestOnlyATaskOfSlurmAnswers(t *testing.T) {
 	for _, bad := range []string{"", "a b", "a\nb", "-", strings.Repeat("n", 300)} {
 		if _, err := NewWriter(io.Discard, bad); err == nil {

@@ -99,8 +99,9 @@ func TestNamesOfNodes(t *testing.T) {
 }
 
 func TestSlurmsCommandsDoNotSeeTheJobAroundThem(t *testing.T) {
-	got := environ([]string{"PATH=/bin", "SLURM_NTASKS=8", "SLURM_CONF=/etc/slurm.conf", "SLURMD_NODENAME=n", "SRUN_CPUS_PER_TASK=4", "EBB_LOG_FORMAT=json", "SLURM_TMPDIR=/x"})
-	if want := []string{"PATH=/bin", "SLURM_CONF=/etc/slurm.conf", "EBB_LOG_FORMAT=json"}; !slices.Equal(got, want) {
+	got := environ([]string{"PATH=/bin", "SLURM_NTASKS=8", "SLURM_CONF=/etc/slurm.conf", "SLURMD_NODENAME=n", "SRUN_CPUS_PER_TASK=4", "EBB_LOG_FORMAT=json", "SLURM_TMPDIR=/x",
+		"SLURM_JWT=token", "SQUEUE_PARTITION=debug", "SQUEUE_FORMAT=%i", "SCONTROL_FEDERATION=1"})
+	if want := []string{"PATH=/bin", "SLURM_CONF=/etc/slurm.conf", "EBB_LOG_FORMAT=json", "SLURM_JWT=token"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

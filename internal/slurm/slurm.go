@@ -10,7 +10,6 @@
 package slurm
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -67,7 +66,11 @@ func output(ctx context.Context, name string, args ...string) (string, error) {
 	cmd.WaitDelay = time.Second
 	cmd.Env = environ(os.Environ())
 	cmd.Stdout, cmd.Stderr = &out, &complaint
-	if err := cmd.Run(); err != nil {
+	err = cmd.Run()
+	if out.cut {
+		return "", fmt.Errorf("%s: it says more than %d bytes", name, maxOutput)
+	}
+	if err != nil {
 		if ctx.Err() != nil {
 			return "", context.Cause(ctx)
 		}
@@ -88,27 +91,32 @@ func find(name string) (string, error) {
 	return path, nil
 }
 
-// environ is the environment for Slurm's commands: without the variables of a job around this process, which srun would
-// take for its own options, but with those that say which Slurm it is.
+// environ is the environment for Slurm's commands: without the variables of a job around this process and of the user,
+// which the commands would take for options, but with those that say which Slurm it is, and the token for it.
 func environ(all []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
 		switch name {
-		case "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS":
+		case "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT":
 			return false
 		}
-		return strings.HasPrefix(name, "SLURM_") || strings.HasPrefix(name, "SLURMD_") || strings.HasPrefix(name, "SRUN_")
+		return slices.ContainsFunc([]string{"SLURM_", "SLURMD_", "SRUN_", "SQUEUE_", "SCONTROL_"}, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 	})
 }
 
-// limited keeps the first maxOutput bytes that are written to it.
-type limited struct{ bytes.Buffer }
+// limited keeps the first maxOutput bytes that are written to it. (It has no ReadFrom, which would keep all.)
+type limited struct {
+	kept []byte
+	cut  bool // there were more
+}
 
 func (l *limited) Write(p []byte) (int, error) {
-	if room := maxOutput - l.Len(); room > 0 {
-		l.Buffer.Write(p[:min(len(p), room)])
-	}
+	room := maxOutput - len(l.kept)
+	l.cut = l.cut || len(p) > room
+	l.kept = append(l.kept, p[:min(len(p), room)]...)
 	return len(p), nil
 }
+
+func (l *limited) String() string { return string(l.kept) }
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -215,8 +215,9 @@ func TestSlurmThatGivesNoAnswer(t *testing.T) {
 	}{
 		`echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1`: {Unknown, "scontrol ping"},
 		`echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1`:                             {Wrong, "squeue --me"},
-		`echo nonsense`: {Unknown, "not understood"},
-		``:              {Wrong, "no job 77"},
+		`echo nonsense`:                         {Unknown, "not understood"},
+		`head -c 5000000 /dev/zero | tr '\0' 1`: {Unknown, "more than 4194304 bytes"},
+		``:                                      {Wrong, "no job 77"},
 	} {
 		put(script)
 		var e *Error
