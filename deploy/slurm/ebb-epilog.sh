@@ -4,12 +4,18 @@
 # Slurm runs it as root, once on each node of a job, when the job has ended. It runs `ebb gc` as the job's user, so that
 # nothing is removed but rank directories and backup files which ebb can prove to be that user's and dead; what a live
 # job uses stays. It never fails: an epilog that fails drains the node. What it did, or why not, is one line in the
-# system log (or the file EBB_EPILOG_LOG).
+# system log (or the file that the setting log names). It never stays: all that can hang (disks, the directory of users)
+# is done by a second run of this script, which is given up in time.
 #
 # Settings are read from ebb-epilog.conf beside this script; see the one in this folder.
 
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin # slurmd may give none
 export PATH
+case $0 in
+/*) self=$0 ;;
+*) self=$(pwd)/$0 ;;
+esac
+cd / || exit 0
 
 ebb=ebb
 disk_dirs='/scratch/miles_train_offload_%U'
@@ -20,7 +26,7 @@ say() {
 	if [ -n "$log" ]; then
 		printf '%s ebb-epilog[%s]: job %s: %s\n' "$(date +%FT%T)" "${SLURMD_NODENAME:-?}" "${SLURM_JOB_ID:-?}" "$1" >>"$log"
 	else
-		logger -t ebb-epilog "job ${SLURM_JOB_ID:-?}: $1"
+		timeout 5 logger -t ebb-epilog "job ${SLURM_JOB_ID:-?}: $1"
 	fi 2>/dev/null
 	return 0
 }
@@ -32,7 +38,7 @@ finish() {
 
 trap 'exit 0' EXIT # whatever ends this script
 
-conf=${0%/*}/ebb-epilog.conf
+conf=${self%/*}/ebb-epilog.conf
 if [ -r "$conf" ]; then
 	sh -n "$conf" 2>/dev/null || finish "$conf is no shell script: nothing was done"
 	# shellcheck source=deploy/slurm/ebb-epilog.conf
@@ -41,6 +47,14 @@ fi
 case $seconds in
 '' | *[!0-9]* | 0*) finish "seconds='$seconds' in $conf is no number: nothing was done" ;;
 esac
+
+if [ "${1-}" != work ]; then
+	# timeout kills itself with what it runs, so nobody waits for a process that a disk holds in the kernel.
+	timeout -s KILL "$((seconds + 10))" "$self" work </dev/null >/dev/null 2>&1
+	status=$?
+	[ "$status" -eq 0 ] || finish "no end after $((seconds + 10)) s: does a disk hang, or the directory of users? (status $status)"
+	exit 0
+fi
 
 # Who it was. Names from Slurm are checked: they become words of a command that root starts.
 uid=${SLURM_JOB_UID:-}
@@ -63,23 +77,31 @@ name=${SLURM_JOB_USER:-$(id -nu "$uid" 2>/dev/null)}
 case $name in
 *[!A-Za-z0-9._@-]*) name=$uid ;; # never a part of a path or of sed's command
 esac
-there=
+dirs=
 set -f # words of the setting, no file names
 for dir in $disk_dirs; do
 	dir=$(printf '%s' "$dir" | sed "s/%U/$uid/g; s/%u/$name/g; s/%j/$job/g")
 	case $dir in
 	*,* | [!/]*) finish "disk directory $dir of $conf is no absolute path without commas: nothing was done" ;;
 	esac
-	if [ -d "$dir" ] && [ ! -L "$dir" ]; then
-		there=$there${there:+,}$dir
-	fi
+	dirs="$dirs $dir"
 done
-[ -n "$there" ] || exit 0
 
-# As the user, with nothing of the environment of slurmd. A disk that gives no answer is given up in time.
+# as_user runs a command as the user, with nothing of the environment of slurmd.
 half=$((seconds / 2))
-said=$(timeout -k 5 "$seconds" setpriv --reuid="$uid" --regid="$gid" --clear-groups \
-	env -i PATH="$PATH" HOME=/ EBB_IO_TIMEOUT="$half" "$ebb" gc --disk-dir "$there" 2>&1 </dev/null)
+as_user() {
+	timeout -k 5 "$seconds" setpriv --reuid="$uid" --regid="$gid" --clear-groups --no-new-privs \
+		env -i PATH="$PATH" HOME=/ EBB_IO_TIMEOUT="$half" "$@" </dev/null
+}
+
+# shellcheck disable=SC2016,SC2086 # the user's shell expands; the directories are words
+there=$(as_user sh -c 'for dir; do if [ -d "$dir" ] && [ ! -L "$dir" ]; then printf "%s," "$dir"; fi; done' sh $dirs 2>/dev/null)
+status=$?
+case $status in
+124 | 137) finish "no end after $seconds s: does a disk hang? looked for$dirs" ;;
+esac
+[ -n "$there" ] || exit 0
+said=$(as_user "$ebb" gc --disk-dir "${there%,}" 2>&1)
 status=$?
 # Of what ebb gc says the sum, and what it could not do.
 line=$(printf '%s\n' "$said" | grep -v '^live ' | tail -n 3 | tr '\n' ';' | cut -c 1-400)
@@ -88,7 +110,7 @@ case $status in
 124 | 137) line="no end after $seconds s: does a disk hang? $line" ;;
 *) line="status $status: $line" ;;
 esac
-case $said in
-'removed 0 files, 0 B, in '*) exit 0 ;; # nothing was there: no line
+case $status:$said in
+0:'removed 0 files, 0 B, in '*) exit 0 ;; # nothing was there: no line
 esac
 finish "${line:-nothing was said}"

@@ -26,6 +26,9 @@ func TestTheEpilogOfSlurmNeverFails(t *testing.T) {
 	program := func(name, text string) string {
 		t.Helper()
 		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
 		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -59,6 +62,9 @@ func TestTheEpilogOfSlurmNeverFails(t *testing.T) {
 		"no ebb":                                     {job, good + "ebb=" + dir + "/none\n", "none is not there"},
 		"ebb fails":                                  {job, good + "ebb=" + program("fails", "echo it is broken >&2; exit 73") + "\n", "status 73: it is broken"},
 		"ebb hangs":                                  {job, good + "seconds=1\nebb=" + program("hangs", "exec sleep 1000") + "\n", "no end after 1 s"},
+		"ebb removes nothing and fails":              {job, good + "ebb=" + program("half", `echo "removed 0 files, 0 B, in $3"; echo "sweep B: permission denied" >&2; exit 73`) + "\n", "status 73: removed 0 files, 0 B, in " + disk + ";sweep B: permission denied"},
+		"a disk that hangs":                          {job, good + "seconds=1\nPATH=" + filepath.Dir(program("slow/sh", "exec sleep 1000")) + ":$PATH\n", "no end after 1 s: does a disk hang? looked for " + dir},
+		"a directory of users that hangs":            {job, good + "seconds=1\nid() { sleep 1000; }\n", "no end after 11 s"},
 		"settings that are no script":                {job, "disk_dirs='\n", "-"},
 		"settings that end it":                       {job, good + "exit 3\n", "-"},
 		"a time that is none":                        {job, good + "seconds=x\n", "seconds='x'"},
