@@ -595,7 +595,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
 
     def _release_for_pause(self) -> None:
         """release(), where nothing is under way and nothing would be lost."""
-        if self._lock.acquire(blocking=False):
+        if self._process == os.getpid() and self._lock.acquire(blocking=False):
             try:
                 if self._at_work:
                     return

@@ -857,6 +857,21 @@ class DeviceMemory(Streamed):
         optimizer.release()
         self.assertEqual(free_memory(), before)
 
+    def test_a_pause_in_a_forked_child_touches_nothing_of_it(self):
+        made = parameters()
+        optimizer = self.streamed(made, lr=1e-2, foreach=True)
+        loss_of(made, 0).backward()
+        optimizer.step()
+        process = os.fork()
+        if process == 0:
+            try:
+                ebb.pause()
+            except ebb.ForkedChild:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        self.assertEqual(os.waitpid(process, 0)[1], 0)
+
     def test_an_optimizer_that_nobody_has_any_more(self):
         made = parameters()
         before = free_memory()
@@ -1212,9 +1227,10 @@ class Failures(Streamed):
         self.assertRegex(done.stdout, r"failed [2-9]")
 
     def test_a_pause_from_elsewhere_leaves_values_whose_write_failed(self):
-        done = self.run_with("pwrite:23:EIO,pwrite:41:ENOSPC,pwrite:42:EIO,pwrite:62:EDQUOT,pread:40:EIO", PAUSED)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertRegex(done.stdout, r"failed [2-9]")
+        for program in (PAUSED, PAUSED.replace("tms_resume(None)", 'tms_resume(b"default")')):
+            done = self.run_with("pwrite:23:EIO,pwrite:41:ENOSPC,pwrite:42:EIO,pwrite:62:EDQUOT,pread:40:EIO", program)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stdout, r"failed [2-9]")
 
     def test_the_scale_is_that_of_the_first_try(self):
         made, others = parameters(), parameters()
