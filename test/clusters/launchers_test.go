@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -26,10 +27,12 @@ const (
 	deepspeedVersion  = "0.14.5" // accepts PyTorch 1.13
 )
 
-// launchers is a Python that has accelerate, and what DeepSpeed needs.
+// launchers is a Python that has accelerate, and what DeepSpeed needs. Of what the two depend on it has what their
+// launchers import, and Debian's PyTorch brings the rest: all of it would take many times as long to install.
 func launchers(t *testing.T) string {
 	t.Helper()
-	return venv(t, "launchers", "accelerate=="+accelerateVersion, "wheel", "hjson", "ninja", "packaging", "py-cpuinfo", "pydantic<2", "tqdm", "psutil")
+	return venv(t, "launchers", "--no-deps", "accelerate=="+accelerateVersion, "huggingface_hub==0.27.0", "safetensors", "filelock", "fsspec", "tqdm", "packaging",
+		"wheel", "hjson", "py-cpuinfo", "pydantic<2")
 }
 
 // torch113 avoids a fault of PyTorch 1.13 under Python 3.11, in which "0" is no value of --redirects and --tee: they
@@ -68,7 +71,7 @@ func TestDeepSpeedsLauncher(t *testing.T) {
 			return nil
 		}
 		// Its setup looks for the PyTorch that is there, which a build of its own would not see.
-		return command(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "deepspeed=="+deepspeedVersion)
+		return command(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--timeout", "20", "--retries", "1", "--no-deps", "--no-build-isolation", "deepspeed=="+deepspeedVersion)
 	})
 	if err != nil {
 		missing(t, "install deepspeed from PyPI", err)
@@ -121,8 +124,10 @@ type running struct {
 	name   string // launched.py calls it so
 	cmd    *exec.Cmd
 	output bytes.Buffer
-	ended  chan error
+	ended  chan struct{} // closed when it has; then status is what it ended with
+	status error
 	ranks  []said
+	out    string // where its ranks say who they are
 }
 
 // test starts three jobs at once in one disk directory: one ends well, the ranks of one end with 7, which the
@@ -139,14 +144,14 @@ func (l launcher) test(t *testing.T, failed int) {
 		_ = os.Remove(fmt.Sprintf("/dev/shm/softgpu-%d-%s", os.Geteuid(), device))
 	})
 	disk := filepath.Join(work, "disk")
-	for _, dir := range []string{disk, filepath.Join(work, "tmp"), filepath.Join(work, "out")} {
+	for _, dir := range []string{disk, filepath.Join(work, "out")} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
 	environ := append([]string{
 		"PATH=" + strings.Trim(l.path+":"+filepath.Join(root, "dist/bin")+":"+os.Getenv("PATH"), ":"), "HOME=" + work, "USER=nobody", "LC_ALL=C.UTF-8",
-		"TMPDIR=" + filepath.Join(work, "tmp"), "PYTHONDONTWRITEBYTECODE=1", "OMP_NUM_THREADS=1",
+		"PYTHONDONTWRITEBYTECODE=1", "OMP_NUM_THREADS=1",
 		"PYTHONPATH=" + strings.Join([]string{filepath.Join(root, "python"), filepath.Join(root, "test/e2e/testdata"), filepath.Join(root, "test/python")}, ":"),
 		"EBB_DEVICE=soft", "EBB_OFFLOAD_TRAIN_DISK_CHUNK_MB=4", "EBB_RUNTIME_DIR=" + filepath.Join(work, "run"),
 		"SOFTGPU_NODE=" + device, "SOFTGPU_MEM_MB=256",
@@ -156,11 +161,16 @@ func (l launcher) test(t *testing.T, failed int) {
 	for i, job := range l.jobs {
 		name := fmt.Sprintf("job%d", i)
 		rank := strings.Join([]string{systemPython, filepath.Join(root, "test/clusters/testdata/launched.py"), filepath.Join(work, "out"), name, strconv.Itoa(statuses[i])}, " ")
-		jobs[i] = start(t, name, l.documented(t, job, disk, rank), environ)
+		// Two mpirun that begin at the same moment fail to make the same directory in one TMPDIR.
+		temporary := filepath.Join(work, "tmp"+strconv.Itoa(i))
+		if err := os.Mkdir(temporary, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		jobs[i] = start(t, name, filepath.Join(work, "out"), l.documented(t, job, disk, rank), append(slices.Clone(environ), "TMPDIR="+temporary))
 	}
 	dirs := map[string]string{}
 	for i, j := range jobs {
-		j.await(t, filepath.Join(work, "out"))
+		j.await(t)
 		for _, r := range j.ranks {
 			l.checkRank(t, j, r, disk)
 			if other, taken := dirs[r.Dir]; taken {
@@ -230,44 +240,60 @@ func (l launcher) documented(t *testing.T, job, disk, program string) string {
 	return "exec " + l.line(job, line)
 }
 
+// freePort is a port at which nobody listens, of those that the kernel gives nobody who does not ask for it: until the
+// launcher has it, nobody else gets it by chance.
 func freePort(t *testing.T) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	var low, high int
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = listener.Close() }()
-	_, port, err := net.SplitHostPort(listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
+	if _, err := fmt.Sscan(string(text), &low, &high); err != nil {
+		t.Fatalf("%q: %v", text, err)
 	}
-	return port
+	from, to := 10_000, low
+	if from >= to {
+		from, to = high+1, 65_536
+	}
+	for range 1000 {
+		if from >= to {
+			break
+		}
+		port := strconv.Itoa(from + rand.IntN(to-from))
+		if listener, err := net.Listen("tcp", ":"+port); err == nil {
+			_ = listener.Close()
+			return port
+		}
+	}
+	t.Fatalf("no port is free beside those that the kernel gives, %d to %d", low, high)
+	return ""
 }
 
-func start(t *testing.T, name, line string, environ []string) *running {
+func start(t *testing.T, name, out, line string, environ []string) *running {
 	t.Helper()
-	j := &running{name: name, cmd: exec.Command("bash", "-c", line), ended: make(chan error, 1)}
+	j := &running{name: name, cmd: exec.Command("bash", "-c", line), ended: make(chan struct{}), out: out}
 	j.cmd.Env, j.cmd.Stdout, j.cmd.Stderr = environ, &j.output, &j.output
 	j.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	j.cmd.WaitDelay = 10 * time.Second // ranks that outlive a killed launcher have its output open
+	j.cmd.WaitDelay = time.Minute // ranks that outlive a launcher have its output open
 	if err := j.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	go func() { j.ended <- j.cmd.Wait(); close(j.ended) }()
+	go func() { j.status = j.cmd.Wait(); close(j.ended) }()
 	t.Cleanup(func() { j.kill(t) })
 	return j
 }
 
 // slow is when a job counts as one that hangs.
-const slow = 5 * time.Minute
+const slow = 8 * time.Minute
 
 // await waits until both ranks have parked their memory.
-func (j *running) await(t *testing.T, out string) {
+func (j *running) await(t *testing.T) {
 	t.Helper()
 	deadline := time.After(slow)
 	for rank := range 2 {
 		for {
-			text, err := os.ReadFile(filepath.Join(out, fmt.Sprintf("%s.%d.json", j.name, rank)))
+			text, err := os.ReadFile(filepath.Join(j.out, fmt.Sprintf("%s.%d.json", j.name, rank)))
 			if err == nil {
 				var r said
 				if err := json.Unmarshal(text, &r); err != nil {
@@ -277,8 +303,8 @@ func (j *running) await(t *testing.T, out string) {
 				break
 			}
 			select {
-			case err := <-j.ended:
-				t.Fatalf("%s ended before its ranks had parked: %v\n%s", j.name, err, &j.output)
+			case <-j.ended:
+				t.Fatalf("%s ended before its ranks had parked: %v\n%s", j.name, j.status, &j.output)
 			case <-deadline:
 				t.Fatalf("%s: rank %d has not parked after %v", j.name, rank, slow)
 			case <-time.After(20 * time.Millisecond):
@@ -298,23 +324,27 @@ func (l launcher) checkRank(t *testing.T, j *running, r said, disk string) {
 	}
 }
 
-// kill kills the launcher, then its ranks and who supervises them, as a node that runs out of memory would. It is
-// harmless where they have ended.
+// kill kills the launcher with its process group, then those of its ranks and who supervises them that have one of
+// their own, as a node that runs out of memory would. Of a launcher that has ended, whose number another process group
+// may have by now, it kills ranks alone. A rank that nobody knows of yet ends when the test's directory is gone.
 func (j *running) kill(t *testing.T) {
 	t.Helper()
-	_ = j.cmd.Process.Kill()
+	select {
+	case <-j.ended:
+	default:
+		_ = syscall.Kill(-j.cmd.Process.Pid, syscall.SIGKILL)
+	}
 	for _, r := range j.ranks {
 		for _, pid := range []int{r.Launcher, r.PID} {
-			if environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && bytes.Contains(environ, []byte("launched.py\x00")) {
+			if j.runs(pid) {
 				_ = syscall.Kill(pid, syscall.SIGKILL)
 			}
 		}
 	}
-	_ = syscall.Kill(-j.cmd.Process.Pid, syscall.SIGKILL) // what is left of its process group
-	<-j.ended                                             //nolint:errcheck // it was killed
+	<-j.ended
 	for _, r := range j.ranks {
 		deadline := time.Now().Add(slow)
-		for alive(r.PID) || alive(r.Launcher) {
+		for j.runs(r.PID) || j.runs(r.Launcher) {
 			if time.Now().After(deadline) {
 				t.Fatalf("%s: rank %s does not die", j.name, r.Rank)
 			}
@@ -323,25 +353,19 @@ func (j *running) kill(t *testing.T) {
 	}
 }
 
-// alive reports whether a process of a job runs. One that nobody has waited for yet does not.
-func alive(pid int) bool {
+// runs reports whether a process is a rank of the job, or who supervises one, and runs. One that nobody has waited for
+// yet does not.
+func (j *running) runs(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	return err == nil && bytes.Contains(text, []byte("launched.py\x00"))
+	return err == nil && bytes.Contains(text, []byte("launched.py\x00"+j.out+"\x00"+j.name+"\x00"))
 }
 
 // wait is the status that the launcher ends with.
 func (j *running) wait(t *testing.T) int {
 	t.Helper()
 	select {
-	case err := <-j.ended:
-		var status *exec.ExitError
-		switch {
-		case err == nil:
-			return 0
-		case errors.As(err, &status):
-			return status.ExitCode()
-		}
-		t.Fatalf("%s: %v\n%s", j.name, err, &j.output)
+	case <-j.ended:
+		return j.cmd.ProcessState.ExitCode()
 	case <-time.After(slow):
 		t.Fatalf("%s does not end", j.name)
 	}

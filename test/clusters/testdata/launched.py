@@ -1,5 +1,6 @@
 """launched.py DIRECTORY JOB STATUS: a rank. It fills memory, parks it, says in DIRECTORY/JOB.RANK.json who and where it
-is, waits until DIRECTORY/go.JOB is there, brings the memory back, looks at it, and ends with STATUS."""
+is, waits until DIRECTORY/go.JOB is there (it ends when DIRECTORY is gone), brings the memory back, looks at it, and ends
+with STATUS."""
 
 import json
 import os
@@ -32,6 +33,8 @@ unfinished.write_text(json.dumps(record))
 unfinished.rename(said)
 
 while not (directory / f"go.{job}").exists():  # a test says when
+    if not directory.exists():
+        sys.exit("the test has ended")
     time.sleep(0.02)
 ebb.resume()
 pattern.check(memory)
