@@ -15,8 +15,8 @@ func newExec() *cobra.Command {
 torchrun, Open MPI, PMI, Slurm, Ray or a Kubernetes indexed job tell, the innermost of them.
 CMD has ebb's own input and output. Signals, exit status and files are as with ebb run.
 
-torchrun takes ebb for a Python script unless it is told --no-python.`,
-		Example: `  torchrun --nproc-per-node 8 --no-python ebb exec --offload-train -- python train.py
+torchrun takes ebb for a Python script unless it is told --no_python.`,
+		Example: `  torchrun --nproc_per_node 8 --no_python ebb exec --offload-train -- python train.py
   srun --ntasks-per-node 8 ebb exec --offload-train -- python train.py`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Argv = args

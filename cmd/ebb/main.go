@@ -73,7 +73,7 @@ func newRoot() *cobra.Command {
 paused, and brought back bit for bit. Every flag --some-flag can also be given as the variable
 EBB_SOME_FLAG; the command line wins. In flag names, _ and - are the same.`,
 		Example: `  ebb run --nproc-per-node 8 --offload-train -- python train.py
-  torchrun --nproc-per-node 8 --no-python ebb exec --offload-train -- python train.py
+  torchrun --nproc_per_node 8 --no_python ebb exec --offload-train -- python train.py
   ebb gc --disk-dir /scratch/$USER`,
 		Version:       versionText(),
 		SilenceErrors: true,
