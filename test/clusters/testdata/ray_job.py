@@ -78,7 +78,7 @@ class Nodes:
         os.makedirs(scratch(number), mode=0o700, exist_ok=True)
         return dict(
             num_cpus=4, node_ip_address="127.0.0.1", include_dashboard=False, object_store_memory=80 << 20,
-            env_vars={"SCRATCH": scratch(number), **device(number)}, labels={"number": str(number)})
+            env_vars={"SCRATCH": scratch(number), "EBB_OFFLOAD_TRAIN_TARGET": "disk", **device(number)}, labels={"number": str(number)})
 
     def add(self, number):
         self.raylets[number] = self.cluster.add_node(wait=False, **self.arguments(number))
@@ -91,9 +91,9 @@ class Nodes:
 
 
 def env(rank, **more):
-    """The runtime_env of a rank: its directory is on the scratch of the node where it runs."""
+    """The runtime_env of a rank: target and directory are those of the node where it runs."""
     return ebb.ray.runtime_env(**{
-        "rank": rank, "world_size": RANKS, "target": "disk", "chunk_mb": 16, "device": "soft", "python": sys.executable,
+        "rank": rank, "world_size": RANKS, "chunk_mb": 16, "device": "soft", "python": sys.executable,
         "env_vars": {"EBB_RUNTIME_DIR": SOCKETS}, **more})
 
 
@@ -324,11 +324,11 @@ def unsupervised(nodes):
     place = NodeAffinitySchedulingStrategy(nodes.ids[0], soft=False)
     directory = f"{scratch(0)}/plain"
     os.mkdir(directory, 0o700)
-    given = env(0, job="bare", disk_dir=directory, supervised=False)
+    given = env(0, job="bare", target="disk", disk_dir=directory, supervised=False)
     assert set(given) == {"env_vars"}
     actor = ray.remote(max_restarts=1, num_cpus=0)(Trainer).options(runtime_env=given, scheduling_strategy=place).remote(0)
     beside = ray.remote(num_cpus=0)(AsyncTrainer).options(
-        runtime_env=env(0, job="bare", role="critic", disk_dir=directory, supervised=False), scheduling_strategy=place).remote(0)
+        runtime_env=env(0, job="bare", role="critic", target="disk", disk_dir=directory, supervised=False), scheduling_strategy=place).remote(0)
     group = ebb.ray.ActorGroup([actor, beside])
     assert group.pause(LONG).done
     dead = [name for name in files(0, "/plain") if "/actor_" in name]
@@ -362,6 +362,8 @@ def unsupervised(nodes):
     ray.kill(actor)
     ray.kill(beside)
     until("their end", lambda: group.status(LONG).of("dead") == [0, 1])
+    for answer in group._last.values():  # Ray may say so while a process still ends
+        until("its process to end", lambda pid=answer.pid: not os.path.exists(f"/proc/{pid}"))
     assert files(0, "/plain")
     said = group.reclaim(LONG)
     assert "removed" in said[nodes.ids[0]] and files(0, "/plain") == [], (said, files(0, "/plain"))
