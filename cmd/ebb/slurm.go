@@ -109,6 +109,12 @@ func (o *operationFlags) onNode(ctx context.Context, jobs []string, full bool) (
 		places.RuntimeDirs = append(places.RuntimeDirs, jobDirs(jobs, &a)...)
 	}
 	ranks, silent, err := node.Discover(ctx, places)
+	for range 4 { // a rank of a busy node that is late for once would be missed in the pause of the whole job
+		if ctx.Err() != nil || !slices.ContainsFunc(silent, func(s node.Silent) bool { return s.Late }) {
+			break
+		}
+		ranks, silent, err = node.Discover(ctx, places)
+	}
 	if err != nil {
 		for line := range strings.Lines(err.Error()) {
 			a.Remarks = append(a.Remarks, strings.TrimSpace(line))

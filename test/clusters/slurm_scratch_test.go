@@ -2,9 +2,11 @@ package clusters
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -29,6 +31,20 @@ func TestScratchThatIsSharedIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	shm := "/dev/shm/softgpu-0-" + filepath.Base(dir) + "*"
+	t.Cleanup(func() { // softgpu's own account of the device
+		left, _ := filepath.Glob(shm)
+		for _, path := range left {
+			if err := os.Remove(path); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	// The mount, and the process that serves it, go with the namespaces.
+	namespaces := []string{"--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--", "bash", "-c", `bindfs -o subtype=sshfs "$0/behind" "$0/shared" && "$@"`, dir}
+	if out, err := exec.Command("unshare", append(namespaces, "mountpoint", "--quiet", filepath.Join(dir, "shared"))...).CombinedOutput(); err != nil {
+		missing(t, "mount a FUSE file system", fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out))))
+	}
 	shared, local := filepath.Join(dir, "shared"), filepath.Join(dir, "local")
 	for name, c := range map[string]struct {
 		env, flags []string
@@ -41,10 +57,7 @@ func TestScratchThatIsSharedIsRefused(t *testing.T) {
 		"a directory there that is named": {[]string{"SCRATCH=" + shared}, []string{"--offload-train-disk-dir", shared + "/named"}, 0, []string{"a local disk is faster"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// The mount, and the process that serves it, go with the namespaces.
-			args := append([]string{"--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--", "bash", "-c",
-				`bindfs -o subtype=sshfs "$0/behind" "$0/shared" && "$@"`, dir,
-				filepath.Join(root, "dist/bin/ebb"), "exec", "--device", "soft", "--offload-train", "--offload-train-target", "disk"}, c.flags...)
+			args := slices.Concat(namespaces, []string{filepath.Join(root, "dist/bin/ebb"), "exec", "--device", "soft", "--offload-train", "--offload-train-target", "disk"}, c.flags)
 			cmd := exec.Command("unshare", append(args, "--", "true")...)
 			cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=/", "EBB_RUNTIME_DIR=" + dir + "/run", "SOFTGPU_NODE=" + filepath.Base(dir), "XDG_RUNTIME_DIR=" + dir + "/run"}, c.env...)
 			out, err := cmd.CombinedOutput()

@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -26,6 +28,7 @@ func TestSlurm(t *testing.T) {
 	t.Run("only the ranks of the job are meant, and a requeued one reclaims its own", c.twoJobsOnANode)
 	t.Run("Ctrl-C waits for what has begun on the nodes", c.interrupted)
 	t.Run("a rank that is stopped is late, and one command brings the others back", c.aRankIsLate)
+	t.Run("a pause is not done without a rank that has ended, and sockets are found where the job has them", c.aRankHasEnded)
 	t.Run("a node that is lost is named, and the others come back", c.losesANode)
 	t.Run("jobs that cannot be reached are refused", c.cannotBeReached)
 	t.Run("a job of an array and a heterogeneous job", c.arraysAndComponents)
@@ -181,10 +184,17 @@ func (j *demoJob) forget() {
 	clear(j.idle)
 }
 
-// state is that of the job, or nothing when it has ended.
+// state is that of the job, or nothing when it has ended. A controller that is too busy to tell is asked again.
 func (j *demoJob) state() string {
-	out, _ := j.c.cmd(0, "squeue", "--noheader", "--jobs="+j.id, "--format=%T").Output()
-	return strings.TrimSpace(string(out))
+	j.c.t.Helper()
+	var state string
+	j.c.await("Slurm's word on job "+j.id, func() bool {
+		out, err := j.c.cmd(0, "squeue", "--noheader", "--jobs="+j.id, "--format=%T").Output()
+		state = strings.TrimSpace(string(out))
+		var exit *exec.ExitError
+		return err == nil || errors.As(err, &exit) && strings.Contains(string(exit.Stderr), "Invalid job id")
+	})
+	return state
 }
 
 func (j *demoJob) goOn(t *testing.T, cycle int) {
@@ -211,7 +221,8 @@ type slurmAnswer struct {
 		}
 		Done struct{ Bytes uint64 }
 	}
-	GoBack string `json:"go_back"`
+	Missing []struct{ Rank, Size int }
+	GoBack  string `json:"go_back"`
 }
 
 // asked runs a verb with --json.
@@ -345,7 +356,7 @@ func (c *slurmCluster) trainsAlike(t *testing.T) {
 }
 
 func (c *slurmCluster) cancelledInMidPause(t *testing.T) {
-	j := c.submit(t, jobSpec{nodes: 3, ignoreTERM: true, script: "export EBB_FAULT_FILES=pwrite:*:delay=1s"})
+	j := c.submit(t, jobSpec{nodes: 3, ignoreTERM: true, script: "export EBB_FAULT_FILES=pwrite:*:delay=5s"})
 	j.awaitIdle(t, 1, 6)
 	pause := make(chan ran, 1)
 	go func() { pause <- c.verb(slurmUser, "pause", "--slurm", j.id) }()
@@ -422,9 +433,7 @@ func (c *slurmCluster) twoJobsOnANode(t *testing.T) {
 			t.Errorf("of its first run it has still %s", name)
 		}
 	}
-	if !strings.Contains(j.output(), "that an ended run left in "+c.local()) {
-		t.Errorf("its second run did not say what it removed:\n%s", j.output())
-	}
+	c.await("the word of its second run on what it removed", func() bool { return strings.Contains(j.output(), "that an ended run left in "+c.local()) })
 	if now := of(other); !slices.Equal(now, others) {
 		t.Errorf("the other job had %q and has %q", others, now)
 	}
@@ -434,7 +443,7 @@ func (c *slurmCluster) twoJobsOnANode(t *testing.T) {
 }
 
 func (c *slurmCluster) interrupted(t *testing.T) {
-	j := c.submit(t, jobSpec{nodes: 2, script: "export EBB_FAULT_FILES=pwrite:*:delay=500ms"})
+	j := c.submit(t, jobSpec{nodes: 2, script: "export EBB_FAULT_FILES=pwrite:*:delay=2s"})
 	j.awaitIdle(t, 1, 4)
 	var stdout, stderr bytes.Buffer
 	pause := c.cmd(slurmUser, c.ebb(), "pause", "--slurm", j.id, "--json")
@@ -495,6 +504,48 @@ func (c *slurmCluster) aRankIsLate(t *testing.T) {
 	}
 	c.as("scancel", j.id)
 	c.idle(3)
+}
+
+func (c *slurmCluster) aRankHasEnded(t *testing.T) {
+	// Neither the directory of the sockets nor that of the files is one that a caller would think of.
+	j := c.submit(t, jobSpec{nodes: 2, script: "export EBB_RUNTIME_DIR=/tmp/sockets-$SLURM_JOB_ID EBB_OFFLOAD_TRAIN_DISK_DIR=" + c.local() + "/named"})
+	j.awaitIdle(t, 1, 4)
+	if a, _ := c.asked(t, 0, "status", "--slurm", j.id); len(a.Ranks) != 4 {
+		t.Errorf("found were %+v", a)
+	}
+	if err := c.processOf(t, j, 3, c.dir+"/dist/bin/demo-train", "--cycles").Kill(); err != nil {
+		t.Fatal(err)
+	}
+	c.await("the end of rank 3", func() bool {
+		var a slurmAnswer
+		return json.Unmarshal([]byte(c.verb(slurmUser, "status", "--slurm", j.id, "--json").stdout), &a) == nil && len(a.Ranks) == 3
+	})
+	paused, r := c.asked(t, 1, "pause", "--slurm", j.id)
+	if paused.OK || len(paused.Ranks) != 3 || len(paused.Missing) != 1 || paused.Missing[0].Rank != 3 || paused.Missing[0].Size != 4 {
+		t.Errorf("%+v", paused)
+	}
+	for _, rank := range paused.Ranks {
+		if rank.State != "done" || rank.Done.Bytes == 0 {
+			t.Errorf("another rank: %+v", rank)
+		}
+	}
+	if !strings.Contains(r.stderr, "ebb: rank 3 is not there, of the 4 ranks") || r.lastLine() != "ebb: 3 of 4 ranks paused; to bring them back: ebb resume --slurm "+j.id {
+		t.Errorf("%s", r.stderr)
+	}
+	if a, _ := c.asked(t, 0, "resume", "--slurm", j.id); !a.OK || len(a.Ranks) != 3 {
+		t.Errorf("resumed: %+v", a)
+	}
+	if a, _ := c.asked(t, 0, "pause", "--slurm", j.id, "--role", "actor"); !a.OK || len(a.Ranks) != 3 {
+		t.Errorf("those that were chosen, paused: %+v", a)
+	}
+	c.as("scancel", j.id)
+	c.idle(3)
+	for _, n := range c.nodes {
+		if left, _ := filepath.Glob(filepath.Join(n.disk, "named/*/*/*")); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+		n.nothingLeft(t)
+	}
 }
 
 // processOf is the process of a rank that runs a program with some argument.
