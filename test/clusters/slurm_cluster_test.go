@@ -362,7 +362,11 @@ func (c *slurmCluster) idle(nodes int) {
 	c.await(fmt.Sprintf("%d idle nodes", nodes), func() bool {
 		cmd := c.cmd(0, "sinfo", "--noheader", "--states=idle", "--format=%D")
 		out, err := cmd.Output()
-		return err == nil && strings.TrimSpace(string(out)) == fmt.Sprint(nodes)
+		if err != nil || strings.TrimSpace(string(out)) != fmt.Sprint(nodes) {
+			return false
+		}
+		jobs, err := c.cmd(0, "squeue", "--noheader").Output() // a job that is completing leaves its nodes idle, for sinfo
+		return err == nil && len(bytes.TrimSpace(jobs)) == 0
 	})
 }
 
