@@ -2,8 +2,11 @@ package fanout
 
 import (
 	"bytes"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,22 +19,7 @@ import (
 // The controller of the docs says the same of the same nodes.
 func TestTheControllerOfTheDocs(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../../docs/clusters.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, program, _ := strings.Cut(string(page), "```python\n")
-	program, _, _ = strings.Cut(program, "```")
-	dir, err := os.MkdirTemp("", "ebb-fanout-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	script := filepath.Join(dir, "controller.py")
-	if err := os.WriteFile(script, []byte(program), 0o600); err != nil {
-		t.Fatal(err)
-	}
-
+	dir, script := controllerOfTheDocs(t)
 	s := Scale{Nodes: 30, Ranks: 3, Fat: 12, Hosts: 1, Unit: 100 * time.Millisecond, Timeout: 2 * time.Second}
 	var all []int
 	for n := range s.Nodes {
@@ -85,6 +73,62 @@ func TestTheControllerOfTheDocs(t *testing.T) {
 	}
 	docs.askUntil("resume", "2", []int{29}, []string{docs.addrs[29] + ": " + s.name(29, victim) + ": late: ", "resume: done on 0 of 1 nodes"})
 	s.checkRanks(t, host.end(t).Record)
+}
+
+// controllerOfTheDocs saves the program of the page in a directory of its own.
+func controllerOfTheDocs(t *testing.T) (dir, script string) {
+	t.Helper()
+	page, err := os.ReadFile("../../../docs/clusters.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, program, _ := strings.Cut(string(page), "```python\n")
+	program, _, _ = strings.Cut(program, "```")
+	if dir, err = os.MkdirTemp("", "ebb-fanout-"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	script = filepath.Join(dir, "controller.py")
+	if err := os.WriteFile(script, []byte(program), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir, script
+}
+
+// Nodes that other machines reach have TLS and a token; what they complain of is told.
+func TestTheControllerOfTheDocsSpeaksTLSAndPassesOnWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	dir, script := controllerOfTheDocs(t)
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusConflict)
+		message := "no rank is running"
+		if r.Header.Get("Authorization") != "Bearer the token" {
+			message = "the token is wrong"
+		}
+		_, _ = fmt.Fprintf(w, `{"error":{"code":"no_rank","message":%q}}`, message)
+	}))
+	t.Cleanup(server.Close)
+	ca, token := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "token")
+	der := server.Certificate().Raw
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(token, []byte("the token\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	node := server.Listener.Addr().String()
+	cmd := exec.CommandContext(t.Context(), "python3", script, "pause", "key", "1", ca, token)
+	cmd.Stdin = strings.NewReader(node + "\n")
+	said, _ := cmd.CombinedOutput()
+	if want := node + ": refused: no rank is running\npause: done on 0 of 1 nodes\n"; string(said) != want || cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("status %d, and %q, want %q", cmd.ProcessState.ExitCode(), said, want)
+	}
+	for _, args := range [][]string{{}, {"poise", "key", "1"}} {
+		said, err := exec.CommandContext(t.Context(), "python3", append([]string{script}, args...)...).CombinedOutput()
+		if err == nil || !strings.HasPrefix(string(said), "controller.py pause|resume KEY SECONDS") {
+			t.Errorf("%q: %q (%v)", args, said, err)
+		}
+	}
 }
 
 // docsController is the program of the page.
