@@ -130,7 +130,7 @@ test-long: build ## long forms of the random and kill tests; prints their seeds
 .PHONY: test-clusters
 test-clusters: export EBB_TEST_LONG = 1
 test-clusters: build ## Slurm, Ray, Kubernetes' types and launchers, installed as needed; skips what cannot be installed
-	$(GO) test -count=1 -timeout 20m -v ./test/clusters 2>&1 | scripts/summarise-tests.sh
+	$(GO) test -count=1 -timeout 30m -v ./test/clusters 2>&1 | scripts/summarise-tests.sh
 	@cd test/k8s && { if [[ $${EBB_TEST_CLUSTERS-} != all ]] && ! $(GO) mod download; then echo "--- SKIP: test/k8s: the modules of Kubernetes cannot be downloaded"; else $(GO) test -count=1 -timeout 20m -v ./... 2>&1; fi; } | ../../scripts/summarise-tests.sh
 
 .PHONY: soak
