@@ -150,7 +150,7 @@ func TestAVirtualEnvironmentIsNotLeft(t *testing.T) {
 
 func TestTorchAndItsSaver(t *testing.T) {
 	none := launch.Lookup(nil)
-	expect(t, judgeTorch(interpreter{}, none), OK, "no PyTorch")
+	expect(t, judgeTorch(interpreter{}, none), Skip, "no PyTorch")
 	expect(t, judgeTorch(interpreter{Torch: "2.11.0"}, launch.Lookup([]string{"PYTORCH_CUDA_ALLOC_CONF=a:1,expandable_segments:True"})),
 		OK, "PyTorch 2.11.0", "expandable_segments:True", "managed too")
 	p := interpreter{Executable: "/v/bin/python", Saver: "0.0.10"}
@@ -158,7 +158,7 @@ func TestTorchAndItsSaver(t *testing.T) {
 		expect(t, judgeSaver(p, adopt.Report{State: state, Library: shim}, nil), want, "torch_memory_saver 0.0.10")
 	}
 	expect(t, judgeSaver(p, adopt.Report{}, errors.New("a layout that ebb does not know")), Warn, "layout")
-	expect(t, judgeSaver(interpreter{}, adopt.Report{}, nil), OK, "no torch_memory_saver")
+	expect(t, judgeSaver(interpreter{}, adopt.Report{}, nil), Skip, "no torch_memory_saver")
 }
 
 func TestPreload(t *testing.T) {

@@ -162,7 +162,7 @@ func judgeTorch(p interpreter, getenv func(string) string) Finding {
 		return skip("no Python to ask")
 	}
 	if p.Torch == "" {
-		return ok("this Python has no PyTorch")
+		return skip("this Python has no PyTorch")
 	}
 	setting := "no allocator settings"
 	if conf := allocatorConf(getenv); conf != "" {
@@ -196,7 +196,7 @@ func judgeSaver(p interpreter, r adopt.Report, err error) Finding {
 	case p.failed != nil:
 		return skip("no Python to ask")
 	case p.Saver == "":
-		return ok("this Python has no torch_memory_saver to adopt")
+		return skip("this Python has no torch_memory_saver to adopt")
 	case err != nil:
 		return warn("ebb adopt --check says more", "torch_memory_saver %s: %s", p.Saver, errorText(err))
 	}
