@@ -184,6 +184,8 @@ func (o Options) checkProgram() error {
 			return wrongf("--env %s=%q is no text: Kubernetes takes UTF-8 without zero bytes; have the program read such bytes from a file", e.Name, e.Value)
 		case slices.Contains(identity, e.Name):
 			return wrongf("--env %s: Kubernetes says what it is; leave it out", e.Name)
+		case slices.Contains(rendered, e.Name):
+			return wrongf("--env %s: the pod relies on what it is; leave it out, and give the flags of ebb k8s render", e.Name)
 		}
 		seen[e.Name] = true
 	}

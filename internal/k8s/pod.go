@@ -33,6 +33,16 @@ const (
 // identity are the variables by which a pod tells who and where it is.
 var identity = []string{"POD_NAME", "POD_NAMESPACE", "NODE_NAME", "JOB_NAME", "JOB_COMPLETION_INDEX"}
 
+// rendered are variables that follow from the flags, or that torchrun and Ray set for each rank: where ebb serve and
+// the ranks meet, where the ranks are parked, and which rank is which.
+var rendered = []string{
+	"EBB_RUNTIME_DIR", "EBB_JOB",
+	"EBB_OFFLOAD_TRAIN", "EBB_OFFLOAD_TRAIN_TARGET", "EBB_OFFLOAD_TRAIN_DISK_DIR", "EBB_OFFLOAD_TRAIN_DISK_CHUNK_MB",
+	"EBB_OFFLOAD_TRAIN_HOST_MB", "EBB_OFFLOAD_TRAIN_DISK_QUOTA_GB",
+	"EBB_OPTIMIZER_STATE_NVME_DIR", "EBB_STREAM_OPTIMIZER_STATE_TO_DISK", "EBB_STREAM_OPTIMIZER_STATE_MOMENT_DTYPE",
+	"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+}
+
 // diskDir is ebb's disk directory in a pod. On a directory of the node it is one for each user, whose jobs share it.
 func (o Options) diskDir() string { return fmt.Sprintf("%s/ebb-%d", scratchDir, o.User) }
 
