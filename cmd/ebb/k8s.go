@@ -26,6 +26,7 @@ type renderRequest struct {
 	plan    planOptions // only those of its flags that planFlags names are there
 	dpGiven bool
 	asJSON  bool
+	largest planLargest // the rank with the most
 }
 
 // planFlags are the flags of ebb plan that say what the pods of a job will park; what is left out measures this
@@ -43,7 +44,7 @@ func newK8s() *cobra.Command {
 		Long: `Writes what Kubernetes needs to run a training job under ebb (docs/clusters/kubernetes.md). It
 speaks to no cluster: kubectl does that.`,
 		Example: `  ebb k8s render --name llama --nodes 4 --nproc-per-node 8 --image registry/trainer:1 \
-      --params 8B --host-reserve 64GiB -- python train.py | kubectl apply -f -`,
+      --params 8B --gpu-memory 80GiB --host-reserve 64GiB -- python train.py | kubectl apply -f -`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -74,9 +75,10 @@ that a NetworkPolicy names. It speaks to no cluster.
 The volume is an emptyDir, on the disk of the kubelet. --storage-class makes one for each pod from a
 class of local disks; --scratch-path is a directory of the nodes, shared by their jobs.
 
-Ends with 1 when the target does not hold what is to be parked.`,
+Ends with 1 when the target does not hold what is to be parked, or a GPU of --gpu-memory does not
+hold what a rank has in a step. Without --gpu-memory that is not checked, which stderr says.`,
 		Example: `  ebb k8s render --name llama --nodes 4 --nproc-per-node 8 --image registry/trainer:1 \
-      --params 8B --host-reserve 64GiB -- python train.py
+      --params 8B --gpu-memory 80GiB --host-reserve 64GiB -- python train.py
   ebb k8s render --name llama --kind jobset --max-restarts 3 --nodes 2 --nproc-per-node 8 \
       --image registry/trainer:1 --from-config config.json --tp 4 --storage-class local-nvme \
       --host-memory 512GiB --host-reserve 64GiB --target auto -- python train.py --steps 1000
@@ -247,6 +249,9 @@ func (q *renderRequest) size(ctx context.Context) error {
 	if p.target == launch.TargetAuto && p.hostMemory == 0 {
 		return launch.Usagef("--target auto takes the host memory that there is: add --host-memory, that of a pod")
 	}
+	if p.streaming.moment != "" && !p.streaming.toDisk {
+		return launch.Usagef("--%s is of optimizer state that is streamed: add --%s, or leave it out (--moments-dtype is that of state on the GPU)", streamFlags[2], streamFlags[1])
+	}
 	world, rest := nodes*perNode, p.parallel.TP*p.parallel.PP*p.parallel.CP
 	switch {
 	case !q.dpGiven && world%rest != 0:
@@ -273,6 +278,7 @@ func (q *renderRequest) size(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	q.largest = result.Largest
 	var chosen *sizing.Target
 	for i, t := range result.Targets {
 		if t.Name == result.Chosen {
@@ -281,6 +287,9 @@ func (q *renderRequest) size(ctx context.Context) error {
 	}
 	if chosen == nil {
 		return notPlanned(result, p.target)
+	}
+	if p.gpu == 0 {
+		say("not checked against a GPU: " + result.Largest.needs() + "; give --gpu-memory, that of a GPU")
 	}
 	s := &q.options.Sizes
 	s.Target, s.HostMB, s.ChunkMB = chosen.Name, chosen.HostMB, p.chunkMB
@@ -311,18 +320,9 @@ const noLimit = 1 << 58
 
 // notPlanned says why nothing fits.
 func notPlanned(r planResult, target string) error {
-	text := "the step of a rank does not fit its GPU (--gpu-memory): use more ranks, or share more (--shard)"
-	if r.Largest.StepFits == sizing.FitStream {
-		text = "the step of a rank fits its GPU only with the optimizer's state streamed from disk: add --stream-optimizer-state-to-disk (with an optimizer of ebb.optim), use more ranks, or share more (--shard)"
-	}
+	text := r.unfit(target)
 	if r.Largest.StepFits == sizing.FitYes || r.Largest.StepFits == sizing.FitUnknown {
-		var whys []string
-		for _, t := range r.Targets {
-			if !t.Fits && (target == "" || target == t.Name) {
-				whys = append(whys, t.Name+": "+t.Why)
-			}
-		}
-		text = "a pod does not hold what is to be parked: " + strings.Join(whys, "; ") + "; raise --host-memory, lower --host-reserve, or use --target disk"
+		text = "a pod does not hold what is to be parked: " + r.noTarget(target) + "; raise --host-memory, lower --host-reserve" + r.otherTarget(target)
 	}
 	return &launch.Error{Status: statusNoFit, Text: text}
 }
@@ -335,6 +335,11 @@ func (q *renderRequest) head() string {
 		fmt.Sprintf("%s of %s; a pod parks to the target %s: %s of host memory, %s of disk at most.",
 			launch.Count(o.Nodes, "node"), launch.Count(o.PerNode, "GPU"), s.Target, sizing.Both(s.Host), sizing.Both(s.Disk)),
 	}
+	checked := "not checked: give --gpu-memory."
+	if q.largest.GPU > 0 {
+		checked = "of " + sizing.Both(q.largest.GPU) + "."
+	}
+	lines = append(lines, fmt.Sprintf("A GPU must hold %s in a step, beside activations; %s", sizing.Both(q.largest.InStep()), checked))
 	if o.Serve != nil {
 		lines = append(lines, fmt.Sprintf("Must be there before: the Secrets %s (key token) and %s (tls.crt, tls.key).", o.Serve.TokenSecret, o.Serve.TLSSecret))
 	}

@@ -270,7 +270,7 @@ func (o planOptions) planAhead(ctx context.Context) error {
 		result.print(stdout, o)
 	}
 	if err == nil && result.Chosen == "" {
-		err = statusError(statusNoFit)
+		err = &launch.Error{Status: statusNoFit, Text: "does not fit: " + result.unfit(o.target)}
 	}
 	return err
 }
@@ -353,6 +353,9 @@ func (o planOptions) check() error {
 		return launch.Usagef("--drive-dwpd and --drive-size belong together: give both, or --drive-tbw")
 	case (o.tbw > 0 || o.dwpd > 0) && o.perDay == 0 && o.cycle == 0:
 		return launch.Usagef("a drive's rating needs how often a pause is: --cycle-seconds or --steps-per-day")
+	case o.hostMemory > 0 && o.hostReserveSet && o.hostReserve >= o.hostMemory:
+		return launch.Usagef("--host-memory %s leaves nothing to park in: --host-reserve is %s; give more of the one or less of the other",
+			sizing.Both(o.hostMemory), sizing.Both(o.hostReserve))
 	case o.write.Known() != o.read.Known() && len(o.dirs) == 0:
 		return launch.Usagef("--disk-write and --disk-read belong together: give both, or --disk-dir to measure")
 	}
@@ -462,6 +465,9 @@ const (
 // look measures room and rates of the disk directories as far as they were not given. parked is what
 // the ranks of a node have.
 func (o planOptions) look(ctx context.Context, parked uint64, n *sizing.Node, r *planResult) error {
+	if n.DiskKnown && n.Write.Known() && n.Read.Known() { // nothing is to be measured: it need not be there yet
+		return absolute("--disk-dir", o.dirs)
+	}
 	free, err := freeIn("--disk-dir", o.dirs)
 	if err != nil {
 		return err
@@ -486,17 +492,27 @@ func (o planOptions) look(ctx context.Context, parked uint64, n *sizing.Node, r 
 	return nil
 }
 
-// freeIn is the room in directories that a flag names, which are made absolute.
-func freeIn(flag string, dirs []string) (free uint64, err error) {
+// absolute makes directories that a flag names so.
+func absolute(flag string, dirs []string) error {
 	for i, dir := range dirs {
 		abs, err := filepath.Abs(dir)
 		if err != nil {
-			return 0, launch.Usagef("%s %s: %w; name an absolute path", flag, dir, err)
+			return launch.Usagef("%s %s: %w; name an absolute path", flag, dir, err)
 		}
 		dirs[i] = abs
+	}
+	return nil
+}
+
+// freeIn is the room in directories that a flag names, which are made absolute.
+func freeIn(flag string, dirs []string) (free uint64, err error) {
+	if err := absolute(flag, dirs); err != nil {
+		return 0, err
+	}
+	for _, dir := range dirs {
 		var st unix.Statfs_t
-		if err := unix.Statfs(abs, &st); err != nil {
-			return 0, launch.Usagef("%s %s: %w; name a directory that is there", flag, abs, err)
+		if err := unix.Statfs(dir, &st); err != nil {
+			return 0, launch.Usagef("%s %s: %w; name a directory that is there, or give --disk-write, --disk-read and --disk-space", flag, dir, err)
 		}
 		free += st.Bavail * uint64(st.Bsize)
 	}
@@ -555,8 +571,8 @@ const quotaSlack = 1.1
 func (o planOptions) command(t sizing.Target) (args []string, quota uint64) {
 	args = []string{"ebb", "run", "--nproc-per-node", fmt.Sprint(o.perNode), "--offload-train", "--offload-train-target", t.Name}
 	if t.Name == launch.TargetCPU {
-		if o.streaming.toDisk && len(o.dirs) > 0 {
-			args = append(args, "--offload-train-disk-dir", strings.Join(o.dirs, ","))
+		if o.streaming.toDisk {
+			args = append(args, "--offload-train-disk-dir", o.diskDir())
 		}
 		return append(append(args, o.streaming.args()...), "--", "python", "train.py"), 0
 	}
@@ -564,11 +580,7 @@ func (o planOptions) command(t sizing.Target) (args []string, quota uint64) {
 		args = append(args, "--offload-train-host-mb", fmt.Sprint(t.HostMB))
 	}
 	dirs := uint64(max(len(o.dirs), 1))
-	if len(o.dirs) > 0 {
-		args = append(args, "--offload-train-disk-dir", strings.Join(o.dirs, ","))
-	} else {
-		args = append(args, "--offload-train-disk-dir", "/scratch/$USER")
-	}
+	args = append(args, "--offload-train-disk-dir", o.diskDir())
 	if o.chunkMB != launch.DefaultChunkMB {
 		args = append(args, "--offload-train-disk-chunk-mb", fmt.Sprint(o.chunkMB))
 	}
@@ -577,6 +589,14 @@ func (o planOptions) command(t sizing.Target) (args []string, quota uint64) {
 		args = append(args, "--offload-train-disk-quota-gb", fmt.Sprint(quota))
 	}
 	return append(append(args, o.streaming.args()...), "--", "python", "train.py"), quota
+}
+
+// diskDir is the disk directory of the command: an example, where none was named.
+func (o planOptions) diskDir() string {
+	if len(o.dirs) > 0 {
+		return strings.Join(o.dirs, ",")
+	}
+	return "/scratch/$USER"
 }
 
 // wear is that of each target that fits and writes, where it was asked for.
@@ -613,10 +633,12 @@ func (r *planResult) note(m sizing.Model, o planOptions) {
 	case sizing.FitStream:
 		add("The state of a rank is larger than its GPU. It takes a step with the optimizer's state (%s of it) streamed from disk: with an optimizer of ebb.optim and ebb run --optimizer-state-nvme-dir DIR, which ebb plan takes too. "+
 			"The fullest node then needs %s of disk for it, and each step reads and writes that much, which wears the drives. On the GPU are the buckets in flight only: bucket_elements says how large they are. "+
-			"Otherwise use more ranks, or share more (--shard).",
-			sizing.Both(r.Largest.Optimizer()), sizing.Both(r.Node.Groups.Sum(sizing.Kinds.Optimizer)))
+			"Otherwise %s.",
+			sizing.Both(r.Largest.Optimizer()), sizing.Both(r.Node.Groups.Sum(sizing.Kinds.Optimizer)), divideMore)
 	case sizing.FitNo:
-		add("Weights and gradients of a rank are larger than its GPU: use more ranks, or share more (--shard).")
+		add("Weights and gradients of a rank are larger than its GPU: %s.", divideMore)
+	case sizing.FitUnknown:
+		add("Not checked against a GPU: %s. Give --gpu-memory.", r.Largest.needs())
 	}
 	if m.Even > 0 {
 		add("Of the model only the number of parameters is known: they are divided evenly. With --from-config the largest stage is counted as it is.")

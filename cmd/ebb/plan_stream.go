@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 
@@ -77,7 +80,12 @@ func (o planOptions) streamed(ctx context.Context, load sizing.Load, n *sizing.N
 	} else if !o.write.Known() || !o.read.Known() {
 		p.From = "measured in " + strings.Join(o.dirs, ", ")
 	}
-	if len(own) > 0 {
+	if len(own) > 0 && o.given() && !allThere(own) { // a directory to be: that of the figures that were given
+		if err := absolute("--"+streamFlags[0], own); err != nil {
+			return nil, err
+		}
+		p.Dirs = own
+	} else if len(own) > 0 {
 		free, err := freeIn("--"+streamFlags[0], own)
 		if err != nil {
 			return nil, err
@@ -99,6 +107,18 @@ func (o planOptions) streamed(ctx context.Context, load sizing.Load, n *sizing.N
 	n.DiskTaken = bytes
 	p.Streaming = disk.Stream(load, p.DiskFree, p.DiskKnown)
 	return p, nil
+}
+
+// given reports whether room and rates of the disk were.
+func (o planOptions) given() bool { return o.write.Known() && o.read.Known() && o.diskSpace > 0 }
+
+func allThere(dirs []string) bool {
+	for _, dir := range dirs {
+		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+			return false
+		}
+	}
+	return true
 }
 
 // sameDevice reports whether directories share a file system with others: they share its room.

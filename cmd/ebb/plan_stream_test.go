@@ -57,12 +57,45 @@ func TestAPlanWithADirectoryForStreamedState(t *testing.T) {
 	}
 }
 
+// On the node where a job is planned its disk need not be there, when its room and rates are given.
+func TestAPlanWithADirectoryThatIsNotThereYet(t *testing.T) {
+	dir := t.TempDir() + "/later"
+	o := streamingPlan(planStreaming{dirs: []string{dir}})
+	r, err := o.plan(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := r.Streaming; s.Dirs[0] != dir || s.DiskFree != 100e9 || s.From != "given" || !s.Step.Known() || !s.Fits {
+		t.Errorf("%+v", s)
+	}
+	o.streaming, o.dirs = planStreaming{}, []string{dir}
+	if r, err = o.plan(context.Background()); err != nil || r.Chosen != launch.TargetDisk || !strings.Contains(strings.Join(r.Command, " "), "--offload-train-disk-dir "+dir) {
+		t.Errorf("%v, %q", err, r.Command)
+	}
+	o.diskSpace = 0
+	if _, err = o.plan(context.Background()); err == nil || !strings.Contains(err.Error(), "give --disk-write, --disk-read and --disk-space") {
+		t.Errorf("without its room: %v", err)
+	}
+}
+
+// The command can be pasted: streamed state in the disk directory needs one, whatever the target is.
+func TestTheCommandNamesTheDirectoryOfStreamedState(t *testing.T) {
+	o := streamingPlan(planStreaming{toDisk: true})
+	o.target = launch.TargetCPU
+	r, err := o.plan(context.Background())
+	if err != nil || r.Chosen != launch.TargetCPU || !strings.Contains(strings.Join(r.Command, " "), "--offload-train-disk-dir /scratch/$USER --stream") {
+		t.Errorf("%v, %q", err, r.Command)
+	}
+}
+
 func TestFlagsOfStreamingThatDoNotGoTogether(t *testing.T) {
 	for said, change := range map[string]func(*planOptions){
 		"--optimizer-state-nvme-dir": func(o *planOptions) { o.streaming = planStreaming{moment: launch.MomentBF16} },
 		"--moments-dtype":            func(o *planOptions) { o.state.Moment = sizing.BF16 },
 		"no moments to stream":       func(o *planOptions) { o.state.Optimizer = "sgd" },
-		"a directory that is there":  func(o *planOptions) { o.streaming.dirs = []string{"/missing/dir"} },
+		"a directory that is there": func(o *planOptions) {
+			o.streaming.dirs, o.diskSpace = []string{"/missing/dir"}, 0
+		},
 	} {
 		o := streamingPlan(planStreaming{toDisk: true})
 		change(&o)

@@ -101,12 +101,15 @@ func (r planResult) printRank(w io.Writer) {
 	if l.Moved != l.Total {
 		fmt.Fprintf(w, "  %-44s%s\n", "of which a pause moves", column(l.Moved))
 	}
-	room := l.GPU - min(l.GPU, launch.DefaultMargin)
+	room := l.room()
+	if l.GPU > 0 {
+		fmt.Fprintf(w, "  %-44s%s\n", "that ebb leaves free of the GPU", column(l.GPU-room))
+	}
 	switch l.StepFits {
 	case sizing.FitYes:
 		fmt.Fprintf(w, "  %-44s%s\n", "left of the GPU for activations and caches", column(room-l.InStep()))
 	case sizing.FitStream, sizing.FitNo:
-		fmt.Fprintf(w, "  %-44s%s\n", "MORE than the GPU has", column(l.InStep()-room))
+		fmt.Fprintf(w, "  %-44s%s\n", "MORE than the GPU has beside it", column(l.InStep()-room))
 	}
 }
 

@@ -8,6 +8,9 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
+// leastBare is the least number of parameters that is taken without a unit: below it, the unit was forgotten.
+const leastBare = 1e6
+
 // ParseCount parses a number of parameters: 7B, 0.6B, 124M, 7000000000.
 func ParseCount(s string) (uint64, error) {
 	unit, text := 1.0, strings.TrimSpace(s)
@@ -21,14 +24,21 @@ func ParseCount(s string) (uint64, error) {
 	if n *= unit; err != nil || !(n >= 1 && n <= MaxParameters) {
 		return 0, fmt.Errorf("must be a number of parameters, as 7B, 0.6B or 124M")
 	}
+	if unit == 1 && n < leastBare {
+		return 0, fmt.Errorf("is no model: give the unit, as %sB or %sM", text, text)
+	}
 	return uint64(n + 0.5), nil
 }
 
-// ParseSize parses bytes, or a size such as 80GiB, 512GB.
+// ParseSize parses a size such as 80GiB or 512GB, or bytes. A number of bytes that is less than 1 GiB is taken for a
+// size whose unit was forgotten: all of these are of memory and disks of whole machines.
 func ParseSize(s string) (uint64, error) {
 	n, err := humanize.ParseBytes(s)
 	if err != nil || strings.HasPrefix(strings.TrimSpace(s), "-") || n > 1<<60 {
 		return 0, fmt.Errorf("must be a number of bytes, or a size such as 512GiB or 2TB")
+	}
+	if text := strings.TrimSpace(s); text != "0" && n < 1<<30 && !strings.ContainsAny(text, "bBkKmMgGtTpPeE") {
+		return 0, fmt.Errorf("is a number of bytes without a unit: give one, as %sGiB", text)
 	}
 	return n, nil
 }

@@ -149,7 +149,7 @@ func TestParsers(t *testing.T) {
 			t.Errorf("ParseCount(%q) = %d, %v", text, got, err)
 		}
 	}
-	for _, text := range []string{"", "B", "-7B", "0", "NaN", "Inf", "1e30", "7BB", "7 8", "0x7Z"} {
+	for _, text := range []string{"", "B", "-7B", "0", "NaN", "Inf", "1e30", "7BB", "7 8", "0x7Z", "70", "999999"} {
 		if got, err := ParseCount(text); err == nil {
 			t.Errorf("ParseCount(%q) = %d", text, got)
 		}
@@ -162,10 +162,21 @@ func TestParsers(t *testing.T) {
 			t.Errorf("ParseRate(%q) = %v", text, got)
 		}
 	}
-	for _, text := range []string{"", "-1", "1e30GB", "x"} {
+	for text, want := range map[string]uint64{"0": 0, "64GiB": 64 << 30, "64 MB": 64e6, "68719476736": 64 << 30, "1.5G": 15e8} {
+		if got, err := ParseSize(text); err != nil || got != want {
+			t.Errorf("ParseSize(%q) = %d, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "-1", "1e30GB", "x", "64", " 80 ", "131,072", "0.5"} {
 		if got, err := ParseSize(text); err == nil {
 			t.Errorf("ParseSize(%q) = %v", text, got)
 		}
+	}
+	if _, err := ParseSize("64"); err == nil || !strings.Contains(err.Error(), "as 64GiB") {
+		t.Errorf("a size without its unit: %v", err)
+	}
+	if _, err := ParseCount("70"); err == nil || !strings.Contains(err.Error(), "as 70B or 70M") {
+		t.Errorf("parameters without their unit: %v", err)
 	}
 	for _, text := range []string{"", "0", "-1", "1.5", "99999999999999999999"} {
 		if got, err := ParseWays(text); err == nil {

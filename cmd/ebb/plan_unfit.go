@@ -1,0 +1,57 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/ebb-offload/ebb/internal/launch"
+	"github.com/ebb-offload/ebb/internal/sizing"
+)
+
+// divideMore is what helps where a rank's state is larger than its GPU. Data-parallel ranks alone do not: each has
+// all weights, unless they share them.
+const divideMore = "divide the model over more GPUs (--tp, --pp), or have more data-parallel ranks share it (--shard parameters)"
+
+// needs says how much a GPU must have.
+func (l planLargest) needs() string {
+	return fmt.Sprintf("one must hold %s in a step, beside activations and the %s that ebb leaves free", sizing.Both(l.InStep()), sizing.Both(launch.DefaultMargin))
+}
+
+// unfit says why nothing was chosen, and what helps. target is the one that was asked for, or empty.
+func (r planResult) unfit(target string) string {
+	l := r.Largest
+	if l.StepFits == sizing.FitNo || l.StepFits == sizing.FitStream {
+		text := fmt.Sprintf("a rank holds %s in a step, and its GPU has room for %s (--gpu-memory %s, of which ebb leaves %s free): ",
+			sizing.Both(l.InStep()), sizing.Both(l.room()), sizing.Both(l.GPU), sizing.Both(min(l.GPU, launch.DefaultMargin)))
+		if l.StepFits == sizing.FitStream {
+			text += "add --stream-optimizer-state-to-disk (with an optimizer of ebb.optim), "
+		}
+		return text + divideMore
+	}
+	if s := r.Streaming; s != nil && !s.Fits {
+		return "streamed state does not fit its " + s.Why + "; use more nodes, or a larger disk"
+	}
+	return r.noTarget(target) + "; use more nodes, or ones with more room" + r.otherTarget(target)
+}
+
+// noTarget says what is wrong with the targets that may be used.
+func (r planResult) noTarget(target string) string {
+	var whys []string
+	for _, t := range r.Targets {
+		if !t.Fits && (target == "" || target == t.Name) {
+			whys = append(whys, t.Name+": "+t.Why)
+		}
+	}
+	return strings.Join(whys, "; ")
+}
+
+// otherTarget names one that fits, where another was asked for.
+func (r planResult) otherTarget(target string) string {
+	if other, fits := sizing.Best(r.Targets); fits && target != "" {
+		return ", or use --target " + other.Name
+	}
+	return ""
+}
+
+// room is what the step may take of the GPU.
+func (l planLargest) room() uint64 { return l.GPU - min(l.GPU, launch.DefaultMargin) }
