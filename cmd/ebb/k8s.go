@@ -69,6 +69,9 @@ large as what is parked; memory and ephemeral storage, requested and limited, as
 up from the model; no privileges; hooks that reclaim; ebb serve beside the ranks, for the controller
 that a NetworkPolicy names. It speaks to no cluster.
 
+Needed are --name, --nodes, --nproc-per-node, --image, --params or --from-config, --host-reserve
+and, but for a RayCluster, the program. Without --gpu-memory nothing is checked against a GPU.
+
 --host-memory is that of a pod, request and limit. Without it, it is what the target takes and
 --host-reserve, which is for the program: what PyTorch, its libraries and the loaders take.
 
@@ -76,7 +79,7 @@ The volume is an emptyDir, on the disk of the kubelet. --storage-class makes one
 class of local disks; --scratch-path is a directory of the nodes, shared by their jobs.
 
 Ends with 1 when the target does not hold what is to be parked, or a GPU of --gpu-memory does not
-hold what a rank has in a step. Without --gpu-memory that is not checked, which stderr says.`,
+hold what a rank has in a step.`,
 		Example: `  ebb k8s render --name llama --nodes 4 --nproc-per-node 8 --image registry/trainer:1 \
       --params 8B --gpu-memory 80GiB --host-reserve 64GiB -- python train.py
   ebb k8s render --name llama --kind jobset --max-restarts 3 --nodes 2 --nproc-per-node 8 \
@@ -90,6 +93,9 @@ hold what a rank has in a step. Without --gpu-memory that is not checked, which 
 			q.dpGiven = cmd.Flags().Changed("dp")
 			q.plan.hostReserveSet = cmd.Flags().Changed("host-reserve")
 			q.options.Command = args
+			if name := givenOf(cmd.Flags(), "controller", "controller-namespace", "serve-port", "serve-token-secret", "serve-tls-secret"); q.noServe && name != "" {
+				return launch.Usagef("--%s is of ebb serve, which --no-serve leaves out: leave one of them out", name)
+			}
 			return q.run(cmd.Context())
 		},
 	}
@@ -111,8 +117,8 @@ func (q *renderRequest) add(f *pflag.FlagSet) {
 		f.Var(&value{text: shown, kind: kind, parse: into(to, parseWhole)}, name, usage)
 	}
 	text("kind", "job|jobset|raycluster", "indexed Job; JobSet, which starts again as a whole; or RayCluster, on which programs run later", &o.Kind)
-	text("name", "NAME", "of the job and its objects", &o.Name)
-	text("namespace", "NAME", "where they are made (default: that of whoever applies them)", &o.Namespace)
+	text("name", "NAME", "name of the job and of its objects", &o.Name)
+	text("namespace", "NAME", "where the objects are made (default: that of whoever applies them)", &o.Namespace)
 	number("nodes", "N", "nodes of the job, with a pod on each", &o.Nodes)
 	number("nproc-per-node", "N", "GPUs of a node, with a rank on each", &o.PerNode)
 	text("image", "IMAGE", "of all containers: with the program, torchrun (or Ray) and ebb", &o.Image)
@@ -131,14 +137,14 @@ func (q *renderRequest) add(f *pflag.FlagSet) {
 	text("scratch-path", "DIR", "directory on the nodes' local disk, that the user may write to", &o.ScratchPath)
 	f.Var(&value{text: "10GiB", kind: "SIZE", parse: into(&o.Sizes.Tmp, sizing.ParseSize)}, "tmp-size", "room for /tmp and logs, half for each")
 	f.Var(&value{text: o.Termination.String(), kind: "TIME", parse: into(&o.Termination, launch.ParseGrace)}, "termination", "time that a pod has to end, hooks included")
-	number("max-restarts", "N", "of a JobSet, as a whole", &o.MaxRestarts)
+	number("max-restarts", "N", "times that a JobSet is started again, as a whole", &o.MaxRestarts)
 	f.Var(&value{kind: "TIME", parse: into(&o.TTL, parseTTL)}, "ttl", "remove the job so long after its end, and with it the volumes of --storage-class (default: never)")
 	onOffTo(f, &q.noServe, "no-serve", "no ebb serve beside the ranks")
 	number("serve-port", "PORT", "port of ebb serve", &q.serve.Port)
 	text("serve-token-secret", "NAME", "Secret with the key token, which clients send (default NAME-serve-token)", &q.serve.TokenSecret)
 	text("serve-tls-secret", "NAME", "Secret with tls.crt and tls.key (default NAME-serve-tls)", &q.serve.TLSSecret)
 	f.Var(&value{kind: "LABELS", parse: into(&q.serve.Controller, k8s.ParsePairs)}, "controller", "labels of the pods that may ask ebb serve (default ebb-controller=NAME)")
-	text("controller-namespace", "NAME", "their namespace (default: that of the job)", &q.serve.ControllerNamespace)
+	text("controller-namespace", "NAME", "namespace of the pods that may ask ebb serve (default: that of the job)", &q.serve.ControllerNamespace)
 	f.Var(&value{kind: "SIZE", parse: into(&o.HeadMemory, sizing.ParseSize)}, "head-memory", "memory of Ray's head (default 8GiB)")
 	text("ray-version", "VERSION", "version of Ray in the image, for KubeRay", &o.RayVersion)
 	onOffTo(f, &q.asJSON, "json", "print one JSON list, which kubectl takes as well")
@@ -151,7 +157,7 @@ func (q *renderRequest) add(f *pflag.FlagSet) {
 	f.Lookup("dp").DefValue = "" // it depends
 	f.Lookup("dp").Usage = "data-parallel ranks (default: so many that all GPUs are used)"
 	f.Lookup("host-memory").Usage = "memory of a pod, request and limit (default: what the target takes, and --host-reserve)"
-	f.Lookup("host-reserve").Usage = "of it for the program: PyTorch, its libraries, loaders, /dev/shm"
+	f.Lookup("host-reserve").Usage = "memory of a pod for the program: PyTorch, its libraries, loaders, /dev/shm"
 	f.Lookup("target").Usage = "where paused memory goes (default: the first of cpu, auto and disk that fits --host-memory; without that, disk)"
 }
 

@@ -121,13 +121,13 @@ func (o *planOptions) add(f *pflag.FlagSet) {
 	f.Var(&value{kind: "N", parse: into(&o.params, sizing.ParseCount)}, "params", "number of parameters, as 7B")
 	f.Var(&value{kind: "FILE", parse: into(&o.configFile, anything)}, "from-config", "the model's config.json, as of Hugging Face")
 	f.Var(&value{text: o.state.Weights.Name, kind: "TYPE", parse: into(&o.state.Weights, sizing.ParseDtype(sizing.BF16, sizing.FP16, sizing.FP32, sizing.FP8))},
-		"weights-dtype", "of the weights: bf16, fp16, fp32 or fp8")
+		"weights-dtype", "type of the weights: bf16, fp16, fp32 or fp8")
 	f.Var(&value{kind: "TYPE", parse: into(&o.gradients, word("fp32", "bf16", "fp16", "none"))},
-		"grads-dtype", "of the gradients that are there at a pause: fp32, bf16, fp16 or none (default fp32)")
+		"grads-dtype", "type of the gradients that are there at a pause: fp32, bf16, fp16 or none (default fp32)")
 	f.Var(&value{kind: "TYPE", parse: into(&o.master, word("fp32", "none"))},
-		"master-dtype", "of the master weights: fp32 or none (default fp32; none beside fp32 weights)")
+		"master-dtype", "type of the master weights: fp32 or none (default fp32; none beside fp32 weights)")
 	f.Var(&value{text: o.state.Moment.Name, kind: "TYPE", parse: into(&o.state.Moment, sizing.ParseDtype(sizing.FP32, sizing.BF16, sizing.FP16, sizing.FP8))},
-		"moments-dtype", "of the optimizer's moments: fp32, bf16, fp16 or fp8")
+		"moments-dtype", "type of the optimizer's moments: fp32, bf16, fp16 or fp8")
 	f.Var(&value{text: o.state.Optimizer, kind: "NAME", parse: into(&o.state.Optimizer, sizing.ParseOptimizer)},
 		"optimizer", "adamw, adam, sgd, sgd-momentum, or none: weights alone, as a reference model has")
 	f.Var(&value{text: o.state.Shard.String(), kind: "WHAT", parse: into(&o.state.Shard, sizing.ParseShard)},
@@ -155,16 +155,16 @@ func (o *planOptions) add(f *pflag.FlagSet) {
 		"host-reserve", "host memory left for everything else, as the rollout engine (default: a twentieth, at least 2 GiB, at most an eighth)")
 	f.Var(&value{kind: "SIZE", parse: into(&o.diskSpace, sizing.ParseSize)}, "disk-space", "room on the disks of the node")
 	f.Var(&value{kind: "GB/S", parse: into(&o.write, sizing.ParseRate)}, "disk-write", "what the disks of the node write, all ranks together: GB/s, or lowest and highest as 2.3-2.9")
-	f.Var(&value{kind: "GB/S", parse: into(&o.read, sizing.ParseRate)}, "disk-read", "what they read, likewise")
+	f.Var(&value{kind: "GB/S", parse: into(&o.read, sizing.ParseRate)}, "disk-read", "what the disks of the node read, all ranks together: GB/s, or lowest and highest")
 	f.Var(&value{text: rateText(o.link), kind: "GB/S", parse: into(&o.link, sizing.ParseRate)}, "link", "copies between a GPU and pinned memory; the default is PCIe 5 x16 as measured")
 	f.Var(&value{text: strconv.Itoa(o.chunkMB), kind: "MIB", parse: into(&o.chunkMB, launch.ParseChunkMB)}, "chunk-mb", "staging buffer of a rank, at most")
 
 	f.Var(&value{kind: "cpu|auto|disk", parse: into(&o.target, word(launch.TargetCPU, launch.TargetAuto, launch.TargetDisk))}, "target", "the target to be used (default: the first of cpu, auto and disk that fits)")
 
 	f.Var(&value{kind: "N", parse: into(&o.perDay, sizing.ParsePositive)}, "steps-per-day", "pauses a day, for the wear of the drives")
-	f.Var(&value{kind: "S", parse: into(&o.cycle, sizing.ParsePositive)}, "cycle-seconds", "or the seconds from one pause to the next")
+	f.Var(&value{kind: "S", parse: into(&o.cycle, sizing.ParsePositive)}, "cycle-seconds", "seconds from one pause to the next, in place of --steps-per-day")
 	f.Var(&value{kind: "TB", parse: into(&o.tbw, sizing.ParsePositive)}, "drive-tbw", "what a drive may be written in its life, in TB (10¹² bytes), as its maker rates it")
-	f.Var(&value{kind: "N", parse: into(&o.dwpd, sizing.ParsePositive)}, "drive-dwpd", "or its rating in drive writes per day, with --drive-size")
+	f.Var(&value{kind: "N", parse: into(&o.dwpd, sizing.ParsePositive)}, "drive-dwpd", "a drive's rating in drive writes per day, with --drive-size, in place of --drive-tbw")
 	f.Var(&value{kind: "SIZE", parse: into(&o.driveSize, sizing.ParseSize)}, "drive-size", "size of a drive, as 3.84TB")
 	f.Var(&value{text: fmt.Sprint(o.driveYears), kind: "N", parse: into(&o.driveYears, sizing.ParsePositive)}, "drive-years", "years that --drive-dwpd is rated for")
 	f.Var(&value{text: "1", kind: "N", parse: into(&o.drives, sizing.ParseWays)}, "drives", "drives of the node that share what is written")

@@ -37,9 +37,9 @@ type planStreamed struct {
 func (s *planStreaming) add(f *pflag.FlagSet) {
 	f.Var(&value{kind: "DIR", parse: into(&s.dirs, launch.ParseDirs), once: "given twice: name several as DIR,DIR"},
 		streamFlags[0], "the optimizer's state is streamed: it lies in this directory, or several as DIR,DIR, whose room and rates are measured")
-	onOffTo(f, &s.toDisk, streamFlags[1], "the same in the disk directory, beside what is parked there")
+	onOffTo(f, &s.toDisk, streamFlags[1], "the optimizer's state is streamed: it lies in the disk directory, beside what is parked there")
 	f.Var(&value{kind: "TYPE", parse: into(&s.moment, launch.ParseMoment)},
-		streamFlags[2], "of its moments: fp32, bf16 or fp16 (default fp32)")
+		streamFlags[2], "type of the moments of streamed state: fp32, bf16 or fp16 (default fp32)")
 }
 
 func (s planStreaming) on() bool { return s.toDisk || len(s.dirs) > 0 }

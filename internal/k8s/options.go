@@ -202,7 +202,7 @@ func (o Options) checkScratch() error {
 	case o.StorageClass != "":
 		return checkSubdomain("--storage-class", o.StorageClass)
 	case o.ScratchPath != "" && (!path.IsAbs(o.ScratchPath) || path.Clean(o.ScratchPath) != o.ScratchPath || o.ScratchPath == "/" || strings.ContainsAny(o.ScratchPath, ",:\n") || !isText(o.ScratchPath)):
-		return wrongf("--scratch-path %q: must be the absolute path of a directory on the nodes' local disk, as /mnt/nvme", o.ScratchPath)
+		return wrongf("--scratch-path %q: must be the absolute path of a directory on the nodes' local disk, as /mnt/nvme, and not the root", o.ScratchPath)
 	}
 	return nil
 }
