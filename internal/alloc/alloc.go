@@ -112,9 +112,9 @@ type Allocation struct {
 
 	// Guarded by Table.mu.
 	state State
-	asked bool   // paused at a request; see Asked
-	holds int    // readers; see Hold
-	kept  string // why a pause leaves it active; see Keep
+	asked bool     // paused at a request; see Asked
+	holds int      // readers; see Hold
+	kept  []string // why a pause leaves it active; see Keep
 }
 
 // At is the address through which the engine copies the allocation's bytes while a pause or
@@ -413,7 +413,7 @@ func (t *Table) ToPause(tags []string) (bool, error) {
 		return false, err
 	}
 	return slices.ContainsFunc(t.all(), func(a *Allocation) bool {
-		return a.state != Paused && a.kept == "" && named(a, tags)
+		return a.state != Paused && len(a.kept) == 0 && named(a, tags)
 	}), nil
 }
 
@@ -437,7 +437,7 @@ func (t *Table) begin(tags []string, from, to State) ([]*Allocation, error) {
 	}
 	var set []*Allocation
 	for _, a := range t.all() {
-		if a.state == from && a.kept == "" && named(a, tags) {
+		if a.state == from && len(a.kept) == 0 && named(a, tags) {
 			t.turn(a, to)
 			set = append(set, a)
 		}

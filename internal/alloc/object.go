@@ -204,26 +204,23 @@ func (t *Table) searchMapped(addr mem.Addr) int {
 	return sort.Search(len(t.mapped), func(i int) bool { return t.mapped[i].Addr >= addr })
 }
 
-// Keep makes pauses leave the allocation active from now on, and says why: one word. The first
-// word stays.
+// Keep makes pauses leave the allocation active from now on, and says why: one word. There may be several reasons.
 func (t *Table) Keep(a *Allocation, why string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if a.kept == "" {
-		a.kept = why
+	if !slices.Contains(a.kept, why) {
+		a.kept = append(a.kept, why)
 	}
 }
 
-// Unkeep ends what Keep said, if it was for this reason.
+// Unkeep ends what Keep said for this reason; the others hold.
 func (t *Table) Unkeep(a *Allocation, why string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if a.kept == why {
-		a.kept = ""
-	}
+	a.kept = slices.DeleteFunc(a.kept, func(known string) bool { return known == why })
 }
 
-// Kept sums up the allocations that a pause leaves active for one reason. Bytes are logical.
+// Kept sums up the allocations that a pause leaves active for one reason, the first that each has. Bytes are logical.
 type Kept struct {
 	Reason string `json:"reason"`
 	Count  int    `json:"count"`
@@ -236,14 +233,15 @@ func (t *Table) KeptOf(tags []string) []Kept {
 	defer t.mu.Unlock()
 	byReason := map[string]*Kept{}
 	for _, a := range t.all() {
-		if a.kept == "" || !named(a, tags) {
+		if len(a.kept) == 0 || !named(a, tags) {
 			continue
 		}
-		if byReason[a.kept] == nil {
-			byReason[a.kept] = &Kept{Reason: a.kept}
+		why := a.kept[0]
+		if byReason[why] == nil {
+			byReason[why] = &Kept{Reason: why}
 		}
-		byReason[a.kept].Count++
-		byReason[a.kept].Bytes += a.Size
+		byReason[why].Count++
+		byReason[why].Bytes += a.Size
 	}
 	list := make([]Kept, 0, len(byReason))
 	for _, k := range byReason {

@@ -265,3 +265,21 @@ func TestAHeldAllocationIsNotReady(t *testing.T) {
 		t.Fatal("held, and gone")
 	}
 }
+
+// One reason that ends leaves the others.
+func TestMemoryIsKeptForAsLongAsThereIsAReason(t *testing.T) {
+	table := New()
+	a := &Allocation{Base: 4096, Size: 10, Reserved: 4096}
+	table.Add(a)
+	table.Keep(a, "unwritten")
+	table.Keep(a, "exported")
+	table.Keep(a, "unwritten")
+	table.Unkeep(a, "unwritten")
+	if kept := table.KeptOf(nil); len(kept) != 1 || kept[0] != (Kept{Reason: "exported", Count: 1, Bytes: 10}) {
+		t.Errorf("kept: %+v", kept)
+	}
+	table.Unkeep(a, "exported")
+	if kept := table.KeptOf(nil); len(kept) != 0 {
+		t.Errorf("kept: %+v", kept)
+	}
+}

@@ -68,6 +68,7 @@ type part struct {
 	*segment
 	offset, bytes uint64
 	addr          mem.Addr
+	memory        []*alloc.Allocation // managed, that it lies in; held by its request
 }
 
 // ReadState begins to read parts to device memory, and WriteState to write them from there when the work that is
@@ -183,6 +184,20 @@ func (r *stateRequest) at(block uint64, i int) (p *part, off, length uint64) {
 	return p, off, min(block, p.offset+p.bytes-off)
 }
 
+// holdMemory holds the managed memory that a part lies in. That may be several allocations: an allocator of the
+// program's own can map one after the other.
+func (e *Engine) holdMemory(r *stateRequest, p *part) {
+	for at, end := p.addr, p.addr+mem.Addr(p.bytes); at < end; {
+		a, _, err := e.table.Hold(at, 1)
+		if err != nil {
+			return // not managed
+		}
+		r.held, p.memory = append(r.held, a), append(p.memory, a)
+		_, room := e.table.Place(at)
+		at += mem.Addr(room)
+	}
+}
+
 // kernelAlign is what the kernel wants of addresses.
 const kernelAlign = 16
 
@@ -191,9 +206,7 @@ func (e *Engine) holdPart(r *stateRequest, io StateIO) error {
 	if io.Addr == 0 || io.Addr%kernelAlign != 0 {
 		return fmt.Errorf("%w: device memory at %v for segment %d of the state %q: it must begin at a multiple of %d", ErrInvalid, io.Addr, io.Segment, r.state.name, kernelAlign)
 	}
-	if a, _, err := e.table.Hold(io.Addr, io.Bytes); err == nil {
-		r.held = append(r.held, a)
-	}
+	e.holdMemory(r, &r.parts[len(r.parts)-1])
 	if err := e.heldActive(r); err != nil {
 		return err
 	}

@@ -23,16 +23,16 @@ func (e *Engine) noteEnd(r *stateRequest, err error) {
 	case err == nil:
 		e.letGoOfParts(func(p part) bool { return slices.ContainsFunc(r.parts, p.within) })
 	case r.bytes == nil:
-		for _, a := range r.held {
-			if a.Backup != alloc.BackupNone {
-				continue
-			}
-			for _, p := range r.parts {
-				if p.in(a) && !slices.ContainsFunc(s.unwritten[a], p.same) {
+		for _, p := range r.parts {
+			for _, a := range p.memory {
+				if a.Backup != alloc.BackupNone {
+					continue
+				}
+				if !slices.ContainsFunc(s.unwritten[a], p.same) {
 					s.unwritten[a] = append(s.unwritten[a], p)
 				}
+				e.table.Keep(a, unwrittenReason)
 			}
-			e.table.Keep(a, unwrittenReason)
 		}
 	}
 }
@@ -82,9 +82,4 @@ func (p part) within(o part) bool {
 // same reports whether two parts are the same bytes at the same place.
 func (p part) same(o part) bool {
 	return p.within(o) && o.within(p) && p.addr == o.addr
-}
-
-// in reports whether a part begins in managed memory.
-func (p part) in(a *alloc.Allocation) bool {
-	return a.Base <= p.addr && p.addr < a.Base+mem.Addr(a.Reserved)
 }

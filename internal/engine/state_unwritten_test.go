@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
+	"github.com/ebb-offload/ebb/internal/mem"
 )
 
 // unwritten is a state whose write from managed memory without backup failed, and other managed memory.
@@ -109,4 +110,41 @@ func TestAPauseIsRefusedWhereAWriteFailsMeanwhile(t *testing.T) {
 	check(t, err)
 	s.wait(ticket)
 	s.intact(slot.addr)
+}
+
+// The memory may be of an allocator of the program's own, which maps it piece by piece.
+func TestAPauseLeavesUnwrittenBytesInPiecesThatTheirOwnerMapped(t *testing.T) {
+	r := newStateRig(t)
+	o := owner{r, t}
+	s := r.newState("adam", 256<<10)
+	addr := o.reserve(4 * grain)
+	var pieces []*array
+	for i := range mem.Addr(4) {
+		pieces = append(pieces, o.mapped(addr+i*grain, grain, 0, none("slots")))
+	}
+	stream := r.stream(0)
+	check(t, r.sys.Set("pwrite:*:EIO"))
+	ticket, err := s.update(addr, stream, 0)
+	check(t, err)
+	if _, err := s.WaitState(s.id, ticket); Code(err) != CodeIO {
+		t.Fatalf("%v (code %d)", err, Code(err))
+	}
+	check(t, r.sys.Set(""))
+	if res := r.pause(); res.Kept != 4*grain {
+		t.Errorf("kept %d bytes of %d", res.Kept, 4*grain)
+	}
+	r.resume()
+	ticket, err = r.WriteState(s.id, s.whole(addr, 0), stream)
+	check(t, err)
+	s.wait(ticket)
+	if res := r.pause(); res.Kept != 0 {
+		t.Errorf("kept %d bytes that are written", res.Kept)
+	}
+	r.resume()
+	s.intact(addr)
+	for _, p := range pieces {
+		if state := r.state(p); state != alloc.Active {
+			t.Errorf("memory at %v is %v", p.addr, state)
+		}
+	}
 }
