@@ -120,7 +120,13 @@ func (h *handOver) takeAll(ctx context.Context, wanted map[string]string) (all h
 				break
 			}
 			if errors.Is(err, unix.ENOENT) {
-				break // the directory went with the ranks in it
+				if filepath.Dir(path) != h.Settings.Notes {
+					break // the directory went with the ranks in it
+				}
+				// An engine is there without any rank, and this directory made by whom it serves first.
+				if err = os.MkdirAll(h.Settings.Notes, 0o700); err == nil {
+					continue
+				}
 			}
 			if !errors.Is(err, unix.EWOULDBLOCK) {
 				all.release()

@@ -203,3 +203,18 @@ func TestOneOfManyHoldsTheLock(t *testing.T) {
 	}
 	wantNoLocks(t, dir)
 }
+
+// An engine may be handed over before anything has made this user's directory.
+func TestTheLockOfAnEngineMakesItsDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "not", "there")
+	of := func() *handOver {
+		return &handOver{Options: Options{To: ToTrain, By: "test", NoWait: true, Settings: rollout.Settings{Notes: dir}, Engines: []EngineSpec{{URL: "http://a"}}}}
+	}
+	first := taken(t, of())
+	var other *HeldError
+	if _, err := of().take(t.Context()); !errors.As(err, &other) {
+		t.Errorf("a second one: %v", err)
+	}
+	first.release()
+	wantNoLocks(t, dir)
+}
