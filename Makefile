@@ -113,7 +113,7 @@ test-e2e: build ## whole processes under the real libraries, over softgpu
 
 # The packages in which EBB_TEST_LONG makes the random and kill tests long; make test has the others. Each
 # of these tests prints the seed that repeats it.
-GO_LONG = $$(grep -rl --include='*_test.go' EBB_TEST_LONG ./cmd ./internal ./examples | xargs -n 1 dirname | sort -u)
+GO_LONG = $$(grep -rl --include='*_test.go' EBB_TEST_LONG ./cmd ./internal ./examples ./test | xargs -n 1 dirname | sort -u | grep -vE '/test/(e2e|clusters|arch)$$')
 
 # Thousands of failures, some in a process each: make test has samples of them under the race detector.
 SWEEPS := ^(TestEveryOperationOfAPauseAndAResumeFailsOnce|TestWorkOfTheDeviceThatFails)$$
