@@ -282,7 +282,7 @@ func (s *swapFlags) tell(ctx context.Context, report swap.Report, failed error) 
 	result := swapResult{MessageType: "swap", Report: report}
 	var other *swap.HeldError
 	held := errors.As(failed, &other)
-	if failed != nil && !held { // else there is nothing to go back from
+	if failed != nil && report.Begun { // else there is nothing to go back from
 		result.GoBack = s.goBack()
 	}
 	if s.ranks.asJSON {
@@ -300,9 +300,12 @@ func (s *swapFlags) tell(ctx context.Context, report swap.Report, failed error) 
 	if report.Stands != "" {
 		say("now: " + report.Stands)
 	}
-	if held {
+	switch {
+	case held:
 		say("repeat the command when that one has ended; --timeout is also how long to wait for it")
-	} else {
+	case !report.Begun:
+		say("nothing was moved: repeat the command")
+	default:
 		say("to go back: " + result.GoBack)
 		say("or repeat the command: what is done stays done")
 	}

@@ -218,3 +218,21 @@ func TestTheLockOfAnEngineMakesItsDirectory(t *testing.T) {
 	first.release()
 	wantNoLocks(t, dir)
 }
+
+// The deadline may pass while the ranks are looked for anew: then nothing was moved, and nothing is to go back from.
+func TestADeadlineWhileTheRanksAreLookedForAnewIsLateAndMovedNothing(t *testing.T) {
+	dir := t.TempDir()
+	first := taken(t, of(dir, "j", ToRollout))
+	o := of(dir, "j", ToTrain).Options
+	o.Timeout = 2 * time.Second
+	o.Waiting = func(Holder) { first.release() }
+	o.Again = func(ctx context.Context) ([]node.Rank, []node.Silent, error) {
+		<-ctx.Done()
+		return nil, nil, ctx.Err()
+	}
+	report, err := Run(t.Context(), o)
+	if err == nil || !report.Late || report.Begun || report.Moved {
+		t.Errorf("%v: %+v", err, report)
+	}
+	wantNoLocks(t, dir)
+}

@@ -98,6 +98,7 @@ type Report struct {
 	OK      bool    `json:"ok"`
 	Moved   bool    `json:"moved"`                    // something changed its place
 	Late    bool    `json:"late"`                     // a deadline passed
+	Begun   bool    `json:"-"`                        // ranks and engines were asked; else nothing can have moved
 	Waited  float64 `json:"waited_seconds,omitempty"` // for the end of another hand-over, before
 	Seconds float64 `json:"seconds"`                  // without that
 	Steps   []Step  `json:"steps"`
@@ -135,6 +136,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	}
 	defer locks.release()
 	h.begin = time.Now()
+	h.report.Begun = true
 	o.Log.begin(o)
 	run := h.toRollout
 	if o.To == ToTrain {
@@ -156,9 +158,10 @@ func Run(ctx context.Context, o Options) (Report, error) {
 // barred is the report of a hand-over that did not come to its begin.
 func (h *handOver) barred(ctx context.Context, err error) (Report, error) {
 	h.report.Error = strings.ReplaceAll(err.Error(), "\n", "; ")
+	h.report.Late = errors.Is(ctx.Err(), context.DeadlineExceeded)
 	var other *HeldError
 	if errors.As(err, &other) {
-		h.report.HeldBy, h.report.Late = &other.Holder, errors.Is(ctx.Err(), context.DeadlineExceeded)
+		h.report.HeldBy = &other.Holder
 	}
 	return h.report, err
 }
