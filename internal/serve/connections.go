@@ -35,9 +35,10 @@ type counted struct {
 	net.Conn
 	of *limited
 
-	idle  bool      // guarded by limited.mu, as the next one
+	idle  bool      // guarded by limited.mu, as the next ones
 	since time.Time // when it became idle, or was accepted
 	fresh bool      // nothing has come yet
+	gone  bool      // it makes room for another one
 }
 
 func limit(l net.Listener, n int) *limited {
@@ -77,7 +78,7 @@ func (l *limited) enter(c *counted) bool {
 	return true
 }
 
-// idlest is the connection that nobody has used for the longest time; nil: all are in use.
+// idlest is the connection that nobody has used for the longest time, which is used no more then; nil: all are in use.
 func (l *limited) idlest() (idlest *counted) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,7 +88,26 @@ func (l *limited) idlest() (idlest *counted) {
 			idlest = c
 		}
 	}
+	if idlest != nil {
+		idlest.gone = true
+	}
 	return idlest
+}
+
+// Read decides by what comes: from then on the connection is in use, long before the HTTP server says so, unless it is
+// gone. No request is carried out whose caller then hears that the connection was closed.
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n == 0 {
+		return n, err
+	}
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	if c.gone {
+		return 0, net.ErrClosed
+	}
+	c.idle, c.fresh = false, false
+	return n, err
 }
 
 // state takes note of what the HTTP server says about a connection (http.Server.ConnState).
