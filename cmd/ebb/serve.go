@@ -133,7 +133,7 @@ func (s *serveFlags) run(ctx context.Context) error {
 func (s *serveFlags) handOver(ctx context.Context, to string, ranks []node.Rank, silent []node.Silent, tags []string, timeout time.Duration, tell func(swap.Step)) (swap.Report, error) {
 	o := s.engines.options
 	o.To, o.Ranks, o.Silent, o.Tags, o.Timeout, o.Tell = to, ranks, silent, tags, timeout, tell
-	o.By, o.NoWait = "ebb serve", true // whoever asks is told at once that another one is under way, and may repeat it
+	o.By, o.NoWait = swap.ByServe, true // whoever asks is told at once that another one is under way, and may repeat it
 	return swap.Run(ctx, o)
 }
 

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +24,9 @@ import (
 // back. So each holds a lock on every job of its ranks and on every engine. The locks of jobs lie beside the ranks'
 // sockets, where every ebb that can reach those ranks finds them, whatever its environment; those of engines where
 // ebb's notes about engines are. The kernel drops a lock when its holder's process ends, however it ends.
+
+// ByServe is the command where a hand-over was asked for over HTTP.
+const ByServe = "ebb serve"
 
 // Holder is a hand-over under way, as its lock tells.
 type Holder struct {
@@ -35,13 +40,17 @@ type Holder struct {
 type HeldError struct {
 	What   string        // the job or the engine
 	Holder Holder        // PID 0: it has not told yet
+	Here   bool          // its PID is one of this process's PID namespace
 	Waited time.Duration // for its end
 }
 
 func (e *HeldError) Error() string {
 	text := "another hand-over of " + e.What + " is under way"
 	if e.Holder.PID != 0 {
-		text += fmt.Sprintf(": %s; if it hangs, kill %d ends it and leaves ranks and engines where they are", e.Holder, e.Holder.PID)
+		text += fmt.Sprintf(": %s", e.Holder)
+	}
+	if e.Here && e.Holder.By != ByServe { // a server does other things too
+		text += fmt.Sprintf("; if it hangs, kill %d ends it and leaves ranks and engines where they are", e.Holder.PID)
 	}
 	return text + "; this one moved nothing"
 }
@@ -139,7 +148,8 @@ func (h *handOver) takeAll(ctx context.Context, wanted map[string]string) (all h
 			}
 			if h.NoWait || stopped(ctx) {
 				all.release()
-				return nil, waited, &HeldError{What: wanted[path], Holder: holder(path), Waited: time.Since(begin)}
+				by := holder(path)
+				return nil, waited, &HeldError{What: wanted[path], Holder: by, Here: here(path, by.PID), Waited: time.Since(begin)}
 			}
 			waited += measureEvery
 		}
@@ -215,4 +225,21 @@ func holder(path string) (h Holder) {
 		return Holder{}
 	}
 	return h
+}
+
+// here reports whether the process that holds the lock has this number in this process's PID namespace. Another one may
+// have it where the holder runs in a container: the kernel tells.
+func here(path string, pid int) bool {
+	var st unix.Stat_t
+	locks, err := os.ReadFile("/proc/locks")
+	if err != nil || unix.Stat(path, &st) != nil {
+		return false
+	}
+	for line := range strings.Lines(string(locks)) { // 1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE 0 EOF
+		f := strings.Fields(line)
+		if len(f) > 5 && f[1] == "FLOCK" && f[4] == strconv.Itoa(pid) && strings.HasSuffix(f[5], fmt.Sprintf(":%d", st.Ino)) {
+			return true
+		}
+	}
+	return false
 }

@@ -53,6 +53,14 @@ func TestASecondHandOverIsToldWhoHoldsTheFirst(t *testing.T) {
 			t.Errorf("%q is not told: %v", text, err)
 		}
 	}
+	if path := first[0].path; here(path, os.Getpid()+1) || here(path, 0) {
+		t.Error("another process is taken for the holder")
+	}
+	for _, e := range []HeldError{{Holder: other.Holder}, {Holder: Holder{PID: os.Getpid(), By: ByServe}, Here: true}} {
+		if text := e.Error(); strings.Contains(text, "kill") {
+			t.Errorf("of a process that is none here, or of a server: %s", text)
+		}
+	}
 	first.release()
 	taken(t, second).release()
 	wantNoLocks(t, dir)
