@@ -279,17 +279,22 @@ func printReport(w io.Writer, r node.Report) {
 	if slowest > 0 {
 		text += fmt.Sprintf(", %s GB/s", short(float64(all.Bytes)/1e9/slowest))
 	}
-	switch {
-	case all.Bytes == 0:
-		text += ": there was nothing to do"
-	case r.Operation == control.CmdPause && known:
-		text += fmt.Sprintf(": %s off the GPU, as the driver says", both(all.Bytes))
-	case r.Operation == control.CmdPause:
-		text += fmt.Sprintf(": %s off the GPU, though it is not known whether all of it is free", both(all.Bytes))
-	default:
-		text += fmt.Sprintf(": %s back on the GPU", both(all.Bytes))
-	}
+	text += whatMoved(r.Operation, all.Bytes, known, "the GPU")
 	for _, line := range wrap(text, "    ") {
 		fmt.Fprintln(w, line)
 	}
+}
+
+// whatMoved says at the end of a pause or a resume what it did, to one GPU or several. known: the driver showed the memory
+// free.
+func whatMoved(operation string, bytes uint64, known bool, gpu string) string {
+	switch {
+	case bytes == 0:
+		return ": there was nothing to do"
+	case operation == control.CmdPause && known:
+		return fmt.Sprintf(": %s off %s, as the driver says", both(bytes), gpu)
+	case operation == control.CmdPause:
+		return fmt.Sprintf(": %s off %s, though it is not known whether all of it is free", both(bytes), gpu)
+	}
+	return fmt.Sprintf(": %s back on %s", both(bytes), gpu)
 }

@@ -225,16 +225,7 @@ func (r jobResult) print(w io.Writer) {
 	if all.Seconds > 0 {
 		text += fmt.Sprintf(", %s GB/s", all.rate())
 	}
-	switch {
-	case all.Bytes == 0:
-		text += ": there was nothing to do"
-	case r.Operation == control.CmdPause && known:
-		text += fmt.Sprintf(": %s off the GPUs, as the driver says", both(all.Bytes))
-	case r.Operation == control.CmdPause:
-		text += fmt.Sprintf(": %s off the GPUs, though it is not known whether all of it is free", both(all.Bytes))
-	default:
-		text += fmt.Sprintf(": %s back on the GPUs", both(all.Bytes))
-	}
+	text += whatMoved(r.Operation, all.Bytes, known, "the GPUs")
 	for _, line := range wrap(text, "    ") {
 		fmt.Fprintln(w, line)
 	}
