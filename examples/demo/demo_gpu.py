@@ -202,15 +202,29 @@ def hand_over(to, options, cycle, weights):
     return steps["rank"], steps["memory"]
 
 
+def planned(cycle):
+    """Seconds that `ebb plan --live` predicts for the next pause and resume of this process, or {}: the first ones
+    have nothing to be told by."""
+    if cycle == 1:
+        return {}
+    command = [str(DIST / "bin/ebb"), "plan", "--live", "--pid", str(os.getpid()), "--json"]
+    done = subprocess.run(command, env=tenant(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise DemoFailed(f"ebb plan --live before cycle {cycle} ended with {done.returncode}: {done.stderr.strip()}")
+    (rank,) = json.loads(done.stdout)["ranks"]
+    return {verb: rank[verb]["seconds"]["typical"] for verb in ("pause", "resume")}
+
+
 def give_memory_to_rollout(torch, options, parking, model, cycle):
     weights = pathlib.Path(os.environ["DEMO_WEIGHTS"])
     torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, weights)
     torch.cuda.synchronize()
     before = used_memory(torch)
+    plan = planned(cycle)
     with parking.idle():
         rank, memory = hand_over("rollout", options, cycle, weights)
         # The memory was measured when the trainer was paused, before the rollout began.
-        emit(event="pause", cycle=cycle, seconds=rank["seconds"], status=parking.status(), before=before,
+        emit(event="pause", cycle=cycle, seconds=rank["seconds"], planned=plan, status=parking.status(), before=before,
              during=memory["total_bytes"] - memory["bytes"])
         rank, _ = hand_over("train", options, cycle, weights)
         status = parking.status()
@@ -410,6 +424,7 @@ def check_cycle(number, cycle):
     return {
         "cycle": number,
         "parked_bytes": parked,
+        "planned": pause["planned"],
         "pause_seconds": pause["seconds"],
         "pause_gb_per_s": parked / pause["seconds"] / 1e9,
         "resume_seconds": resume["seconds"],
@@ -486,6 +501,10 @@ def print_table(rows):
             f"    {row['resume_seconds']:5.2f}  {row['resume_gb_per_s']:6.2f}    {mb(row['device_used_before']):>7}"
             f" {mb(row['device_used_while']):>7} {mb(row['device_used_after']):>7}    {mb(row['rollout_bytes']):>7}"
             f"  {mb(row['staging_bytes']):>7}")
+    for verb in ("pause", "resume"):
+        errors = [row["planned"][verb] / row[f"{verb}_seconds"] - 1 for row in rows if row["planned"]]
+        if errors:
+            print(f"ebb plan --live, next {verb}: " + ", ".join(f"{error:+.0%}" for error in errors) + " of what it took")
     print()
     for row in rows:
         print(f"rollout {row['cycle']}: {row['sample']}"[:100])

@@ -1,6 +1,6 @@
 """throughput.py disk|cpu|cpu-retained: parks and resumes random bytes, others each time, so that none
 can be skipped, and measures the rate. For disk, the raw rate of the same disk is measured beside it: same block size, number of workers and
-file sizes, files already written, raw and ebb in turn within one run.
+file sizes, files already written, raw and ebb in turn within one run. Before each cycle `ebb plan --live` is asked.
 """
 
 import os
@@ -8,6 +8,7 @@ import statistics
 import sys
 
 from gputest import *
+from planned import Planned
 from rawdisk import RawDisk
 
 ROUNDS = 5
@@ -44,19 +45,24 @@ def main():
     def measure(name, seconds):
         rates[name].append(total / seconds / 1e9)
 
-    raw = None
+    raw, planned = None, Planned()
     try:
         if kind == "disk":
             raw = RawDisk(os.environ["TMS_DISK_BACKUP_DIR"], SIZES, status["block_bytes"], status["workers"])
         for _ in range(ROUNDS):
             before = changed()
             torch.cuda.synchronize()
+            planned.ask()
             if raw:
                 rates["raw write"].append(raw.total / raw.write() / 1e9)
-            measure("pause", ebb.must_pause().nanoseconds / 1e9)
+            seconds = ebb.must_pause().nanoseconds / 1e9
+            measure("pause", seconds)
+            planned.took("pause", seconds)
             if raw:
                 rates["raw read"].append(raw.total / raw.read() / 1e9)
-            measure("resume", ebb.must_resume().nanoseconds / 1e9)
+            seconds = ebb.must_resume().nanoseconds / 1e9
+            measure("resume", seconds)
+            planned.took("resume", seconds)
             wrong += sum(a != b for a, b in zip(before, fingerprints()))
     finally:
         if raw:
@@ -71,6 +77,7 @@ def main():
             figure(f"{kind} {name} median", statistics.median(values), "GB/s")
             figure(f"{kind} {name} lowest", min(values), "GB/s")
             figure(f"{kind} {name} highest", max(values), "GB/s")
+    planned.report(kind)
     if raw:
         figure("disk pause / raw write", statistics.median(rates["pause"]) / statistics.median(rates["raw write"]), "ratio")
         figure("disk resume / raw read", statistics.median(rates["resume"]) / statistics.median(rates["raw read"]), "ratio")

@@ -37,6 +37,8 @@ address, pattern = malloc(SIZE), Pattern(1, SIZE)
 pattern.write(address)
 parking = demo_gpu.Parking()
 for cycle in (1, 2):
+    plan = demo_gpu.planned(cycle)
+    assert plan == {} if cycle == 1 else min(plan["pause"], plan["resume"]) > 0, plan
     with parking.idle():
         rank, memory = demo_gpu.hand_over("rollout", Options, cycle, weights)
         assert rank["bytes"] == parking.status()["bytes_paused"] == SIZE, (rank, parking.status())
