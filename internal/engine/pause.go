@@ -49,7 +49,7 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	o := e.newTeller(opPause, tags, s)
 	o.begins(set)
 	p := &watch{last: start, teller: o}
-	t, err := e.save(set, s, p)
+	set, t, err := e.save(set, s, p)
 	if err != nil {
 		e.closeWindows(set)
 		e.table.Settle(set, alloc.Active)
@@ -105,24 +105,25 @@ func (e *Engine) refuseUnmanaged(s Settings) error {
 }
 
 // save brings all bytes of the set into its backings, or gives back what it took of host memory
-// and disk. The set is in Pausing.
-func (e *Engine) save(set []*alloc.Allocation, s Settings, p *watch) (t *transfer, err error) {
+// and disk. The set is in Pausing. rest is what of it is still the pause's: memory from which a write of streamed state
+// failed meanwhile is its owner's again.
+func (e *Engine) save(set []*alloc.Allocation, s Settings, p *watch) (rest []*alloc.Allocation, t *transfer, err error) {
 	if s.CaptureActive { // waiting for the device would invalidate it
-		return nil, ErrCapture
+		return set, nil, ErrCapture
 	}
-	if err := e.awaitRequests(set); err != nil {
-		return nil, err
+	if set, err = e.awaitRequests(set); err != nil {
+		return set, nil, err
 	}
 	if err := e.synchronizeAll(); err != nil {
-		return nil, err
+		return set, nil, err
 	}
 	p.done(&p.Wait)
 	if err := e.openWindows(set); err != nil {
-		return nil, err
+		return set, nil, err
 	}
 	held, fresh, err := e.openBackings(set)
 	if err != nil {
-		return nil, err
+		return set, nil, err
 	}
 	defer func() {
 		if err != nil {
@@ -137,7 +138,7 @@ func (e *Engine) save(set []*alloc.Allocation, s Settings, p *watch) (t *transfe
 	t.fresh = len(fresh) > 0
 	e.readyToHash(t)
 	if err := e.saveChecked(t, plan.Union(s.Unused)); err != nil {
-		return t, err
+		return set, t, err
 	}
 	defer p.done(&p.Commit)
 	err = e.inParallel(len(held), func(i int) error {
@@ -149,7 +150,7 @@ func (e *Engine) save(set []*alloc.Allocation, s Settings, p *watch) (t *transfe
 		}
 		return nil
 	})
-	return t, err
+	return set, t, err
 }
 
 // rewrites is how often blocks that were written to during a pause are saved again.

@@ -240,7 +240,8 @@ func (e *Engine) letGoOf(r *stateRequest) {
 
 // awaitRequests waits for the requests that use memory of a set in Pausing: no further one begins (see begin). A disk
 // that gives no answer ends them by the deadline of file calls; after the first that ends so it does not wait for more.
-func (e *Engine) awaitRequests(set []*alloc.Allocation) error {
+// It returns the set without the memory that a write failed from (see leaveUnwritten); after an error all of it.
+func (e *Engine) awaitRequests(set []*alloc.Allocation) ([]*alloc.Allocation, error) {
 	s := &e.states
 	s.mu.Lock()
 	using := map[*stateRequest]*alloc.Allocation{}
@@ -258,10 +259,10 @@ func (e *Engine) awaitRequests(set []*alloc.Allocation) error {
 		<-r.done
 		if i < len(list)-1 && errors.Is(r.err, filesys.ErrHang) {
 			next := list[i+1]
-			return fmt.Errorf("%v cannot be paused, since the state %q passes through it: %w", using[next], next.state.name, r.err)
+			return set, fmt.Errorf("%v cannot be paused, since the state %q passes through it: %w", using[next], next.state.name, r.err)
 		}
 	}
-	return e.unwrittenIn(set)
+	return e.leaveUnwritten(set), nil
 }
 
 // allPaused reports whether managed memory is paused and none is active: a step cannot be under way. Where only

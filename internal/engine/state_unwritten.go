@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
@@ -60,18 +59,28 @@ func (e *Engine) letGoOfParts(these func(part) bool) {
 	}
 }
 
-// unwrittenIn refuses a pause that began before a write from its memory failed.
-func (e *Engine) unwrittenIn(set []*alloc.Allocation) error {
+// leaveUnwritten takes out of the set of a pause, in Pausing, the memory from which a write failed after the pause had
+// begun, and makes it active again: what the pause would have left on the device a moment later. Nothing was done to it
+// yet, and from now on the pause has no more to do with it than with memory that was kept before.
+func (e *Engine) leaveUnwritten(set []*alloc.Allocation) (rest []*alloc.Allocation) {
+	var left []*alloc.Allocation
+	var of []*segment
 	s := &e.states
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, a := range set {
 		if parts := s.unwritten[a]; len(parts) > 0 {
-			return fmt.Errorf("%w: %v holds bytes of %v that are nowhere else, since their write failed a moment ago: repeat it, or pause again, which leaves them on the device",
-				ErrState, a, parts[0].segment)
+			left, of = append(left, a), append(of, parts[0].segment)
+		} else {
+			rest = append(rest, a)
 		}
 	}
-	return nil
+	s.mu.Unlock()
+	e.table.Settle(left, alloc.Active)
+	for i, a := range left {
+		e.log.Printf("the pause leaves %v on the device: it holds bytes of %v that are nowhere else, since their write failed while the pause waited for it. "+
+			"Repeat the write (an optimizer's step()), then pause again", a, of[i])
+	}
+	return rest
 }
 
 // within reports whether a part of a segment lies in another one.

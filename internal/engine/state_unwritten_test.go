@@ -2,6 +2,7 @@ package engine
 
 import (
 	"encoding/json"
+	"fmt"
 	"runtime"
 	"strings"
 	"testing"
@@ -79,37 +80,71 @@ func TestBytesThatNobodyWantsAnyMoreAreNotKept(t *testing.T) {
 	})
 }
 
-// A pause that waits for a write learns only then that it fails.
-func TestAPauseIsRefusedWhereAWriteFailsMeanwhile(t *testing.T) {
-	r := newStateRig(t)
-	s := r.newState("adam", 300<<10)
-	slot, stream := r.make(1<<20, 0, none("slots")), r.stream(0)
-	check(t, r.sys.Set("pwrite:1:hang"))
-	ticket, err := s.update(slot.addr, stream, 0)
-	check(t, err)
-	r.sys.AwaitHang()
-	a, _, err := r.table.Find(slot.addr, 1)
-	check(t, err)
-	ended := make(chan error, 1)
-	go func() {
-		_, err := r.Pause(nil, r.set)
-		ended <- err
-	}()
-	for r.table.State(a) != alloc.Pausing {
-		runtime.Gosched()
+// A pause that waits for a write learns only then that it fails. It leaves what it would have left had it begun a moment
+// later, and takes the rest.
+func TestAPauseLeavesBytesWhoseWriteFailsMeanwhileAndTakesTheRest(t *testing.T) {
+	for _, others := range []bool{true, false} {
+		t.Run(fmt.Sprintf("other memory: %v", others), func(t *testing.T) {
+			r := newStateRig(t)
+			s := r.newState("adam", 300<<10)
+			slot, stream := r.make(1<<20, 0, none("slots")), r.stream(0)
+			var scratch, actor *array
+			var freed uint64
+			if others {
+				scratch, actor = r.make(1<<20, 0, none("slots")), r.make(2<<20, 0, disk("actor"))
+				freed = 3 << 20
+			}
+			check(t, r.sys.Set("pwrite:1:hang"))
+			ticket, err := s.update(slot.addr, stream, 0)
+			check(t, err)
+			r.sys.AwaitHang()
+			a, _, err := r.table.Find(slot.addr, 1)
+			check(t, err)
+			type ended struct {
+				res Result
+				err error
+			}
+			end := make(chan ended, 1)
+			go func() {
+				res, err := r.Pause(nil, r.set)
+				end <- ended{res, err}
+			}()
+			for r.table.State(a) != alloc.Pausing {
+				runtime.Gosched()
+			}
+			check(t, r.sys.Set("pwrite:1:EIO"))
+			e := <-end
+			check(t, e.err)
+			if e.res.Kept != 1<<20 || e.res.Bytes != freed || e.res.DeviceBytes != freed {
+				t.Errorf("paused %d bytes (%d of the device), kept %d", e.res.Bytes, e.res.DeviceBytes, e.res.Kept)
+			}
+			if state := r.state(slot); state != alloc.Active {
+				t.Errorf("the memory of the write is %v", state)
+			}
+			if others && (r.state(actor) != alloc.Paused || r.state(scratch) != alloc.Paused) {
+				t.Errorf("other memory is %v and %v", r.state(actor), r.state(scratch))
+			}
+			if all := r.logged(); !strings.Contains(all, a.String()) || !strings.Contains(all, `segment 0 of the state "adam"`) {
+				t.Errorf("the log does not name memory and state: %s", all)
+			}
+			if _, err := s.WaitState(s.id, ticket); Code(err) != CodeIO {
+				t.Errorf("%v", err)
+			}
+			check(t, r.sys.Set(""))
+			// The write can be repeated at once: what is paused is none of it.
+			ticket, err = r.WriteState(s.id, s.whole(slot.addr, 0), stream)
+			check(t, err)
+			s.wait(ticket)
+			if res := r.pause(); res.Kept != 0 || res.Bytes != 1<<20 {
+				t.Errorf("the next pause took %d bytes and kept %d", res.Bytes, res.Kept)
+			}
+			r.resume()
+			if others {
+				r.holds(actor)
+			}
+			s.intact(slot.addr)
+		})
 	}
-	check(t, r.sys.Set("pwrite:1:EIO"))
-	if err := <-ended; Code(err) != CodeState || !strings.Contains(err.Error(), `segment 0 of the state "adam"`) {
-		t.Errorf("%v (code %d)", err, Code(err))
-	}
-	if _, err := s.WaitState(s.id, ticket); Code(err) != CodeIO {
-		t.Errorf("%v", err)
-	}
-	check(t, r.sys.Set(""))
-	ticket, err = r.WriteState(s.id, s.whole(slot.addr, 0), stream)
-	check(t, err)
-	s.wait(ticket)
-	s.intact(slot.addr)
 }
 
 // The memory may be of an allocator of the program's own, which maps it piece by piece.
