@@ -327,7 +327,7 @@ const noLimit = 1 << 58
 // notPlanned says why nothing fits.
 func notPlanned(r planResult, target string) error {
 	text := r.unfit(target)
-	if r.Largest.StepFits == sizing.FitYes || r.Largest.StepFits == sizing.FitUnknown {
+	if !r.Largest.tooSmall() {
 		text = "a pod does not hold what is to be parked: " + r.noTarget(target) + "; raise --host-memory, lower --host-reserve" + r.otherTarget(target)
 	}
 	return &launch.Error{Status: statusNoFit, Text: text}

@@ -63,7 +63,7 @@ func say(line string) { log.Warn(line) }
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 // helpWidth is the longest line of a help text, in columns.
-const helpWidth = 100
+const helpWidth = textWidth
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{

@@ -202,6 +202,7 @@ type planResult struct {
 
 	Streaming *planStreamed   `json:"streaming,omitempty"` // with the flags that ask for it
 	Targets   []sizing.Target `json:"targets"`
+	unfits    []string        // what does not fit, a line for each cause
 	Chosen    string          `json:"chosen"`            // "": none
 	Command   []string        `json:"command,omitempty"` // its arguments
 	QuotaGB   uint64          `json:"quota_gb,omitempty"`
@@ -324,9 +325,9 @@ func (o planOptions) plan(ctx context.Context) (planResult, error) {
 		}
 	}
 	r.Targets = node.Targets(load, moved)
-	stepFits := (r.Streaming == nil || r.Streaming.Fits) && r.Largest.StepFits != sizing.FitNo && r.Largest.StepFits != sizing.FitStream
+	r.refuse()
 	for _, t := range r.Targets {
-		if stepFits && t.Fits && r.Chosen == "" && (o.target == "" || o.target == t.Name) {
+		if t.Fits && r.Chosen == "" && (o.target == "" || o.target == t.Name) {
 			r.Chosen = t.Name
 			r.Command, r.QuotaGB = o.command(t)
 		}
@@ -636,7 +637,11 @@ func (r *planResult) note(m sizing.Model, o planOptions) {
 			"Otherwise %s.",
 			sizing.Both(r.Largest.Optimizer()), sizing.Both(r.Node.Groups.Sum(sizing.Kinds.Optimizer)), divideMore)
 	case sizing.FitNo:
-		add("Weights and gradients of a rank are larger than its GPU: %s.", divideMore)
+		if r.Largest.bucketsTooLarge() {
+			add("Of a rank's GPU %s are left beside what stays there: %s, or %s.", sizing.Both(r.Largest.room()-r.Largest.Total), smallerBuckets, divideMore)
+		} else {
+			add("What a rank holds in a step is larger than its GPU: %s.", divideMore)
+		}
 	case sizing.FitUnknown:
 		add("Not checked against a GPU: %s. Give --gpu-memory.", r.Largest.needs())
 	}
@@ -653,16 +658,10 @@ func (r *planResult) note(m sizing.Model, o planOptions) {
 		add("The command is that of one node. Where torchrun, Slurm or Ray starts the ranks, each is started with ebb exec and the same flags.")
 	}
 	if s := r.Streaming; s != nil {
-		if !s.Fits {
-			add("Streamed state does not fit its %s.", s.Why)
-		}
 		add("The GPU memory of streaming is that of %d buckets of %s elements, the defaults of ebb.optim (buckets_in_flight, bucket_elements). A step reads and writes all of the state once, "+
 			"which wears the drives too; pauses have nothing to do with it.", sizing.StreamedBuckets, sizing.Count(sizing.BucketElements))
 	}
 	if !r.Rates.Write.Known() {
 		add("The disk's rates are not known: give --disk-dir to measure them here, or --disk-write and --disk-read.")
-	}
-	if !r.Node.DiskKnown {
-		add("How much room the disk has is not known: give --disk-dir or --disk-space.")
 	}
 }

@@ -104,7 +104,8 @@ func (r planLiveResult) print(w io.Writer, o planOptions) {
 }
 
 func (r planLiveResult) printForecasts(w io.Writer, title string, of func(sizing.LiveForecast) sizing.Forecast) {
-	fmt.Fprintf(w, "%-20s  %17s  %17s  %20s  %8s  %7s\n", title, "MANAGED GiB (GB)", "MOVES GiB (GB)", "NEXT s", "LAST s", "ERROR")
+	t := &table{left: []bool{true}}
+	t.row(title, "MANAGED GiB (GB)", "MOVES GiB (GB)", "NEXT s", "LAST s", "ERROR")
 	for _, rank := range r.Ranks {
 		f := of(rank)
 		last, off := "—", "—"
@@ -114,14 +115,8 @@ func (r planLiveResult) printForecasts(w io.Writer, title string, of func(sizing
 		if f.Error != nil {
 			off = fmt.Sprintf("%+.0f %%", *f.Error)
 		}
-		fmt.Fprintf(w, "%-20s  %17s  %17s  %20s  %8s  %7s\n", shortened(rank.Name, 20), twoUnits(rank.Bytes), twoUnits(f.Moved), secondsText(f.Seconds), last, off)
+		t.row(rank.Name, twoUnits(rank.Bytes), twoUnits(f.Moved), secondsText(f.Seconds), last, off)
 	}
-}
-
-// shortened keeps the end of a text, which tells ranks apart.
-func shortened(text string, columns int) string {
-	if runes := []rune(text); len(runes) > columns {
-		return "…" + string(runes[len(runes)-columns+1:])
-	}
-	return text
+	t.shortenNames()
+	t.print(w)
 }

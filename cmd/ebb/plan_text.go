@@ -3,9 +3,8 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
-	"text/tabwriter"
-	"unicode/utf8"
 
 	"github.com/dustin/go-humanize"
 
@@ -13,7 +12,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/sizing"
 )
 
-// print tells a person, in lines of at most helpWidth columns.
+// print tells a person, in lines of at most textWidth columns.
 func (r planResult) print(w io.Writer, o planOptions) {
 	r.printModel(w)
 	r.printRank(w)
@@ -32,7 +31,7 @@ func printNotes(w io.Writer, notes []string) {
 		fmt.Fprintln(w)
 	}
 	for _, note := range notes {
-		fmt.Fprint(w, wrapped("- ", "  ", note))
+		printWrapped(w, "- ", "  ", note)
 	}
 }
 
@@ -44,13 +43,13 @@ func (r planResult) printModel(w io.Writer) {
 	if r.Model.Experts > 0 {
 		text += fmt.Sprintf(", %d experts", r.Model.Experts)
 	}
-	fmt.Fprint(w, wrapped("", "  ", text))
+	printWrapped(w, "", "  ", text)
 	p := r.Parallel
 	text = fmt.Sprintf("%s on %s of %d: tp %d, pp %d, cp %d, dp %d", launch.Count(int(r.Ranks), "rank"), launch.Count(int(r.Nodes), "node"), r.PerNode, p.TP, p.PP, p.CP, p.DP)
 	if r.Model.Experts > 0 {
 		text += fmt.Sprintf(", ep %d, etp %d", p.EP, p.ETP)
 	}
-	fmt.Fprint(w, wrapped("", "  ", text))
+	printWrapped(w, "", "  ", text)
 }
 
 // column writes bytes in both units, right-aligned.
@@ -129,7 +128,7 @@ func (r planResult) printNode(w io.Writer) {
 	}
 	fmt.Fprintf(w, "%-46s%s\n", title, column(r.Node.Bytes))
 	fmt.Fprintf(w, "  %-44s%s\n", "host memory that ranks may take", column(r.Node.HostLeft))
-	fmt.Fprint(w, wrapped("    ", "    ", r.Node.HostWhy))
+	printWrapped(w, "    ", "    ", r.Node.HostWhy)
 	if r.Node.DiskKnown {
 		fmt.Fprintf(w, "  %-44s%s\n", "free on the disk", column(r.Node.DiskFree))
 	}
@@ -141,7 +140,7 @@ func (r planResult) printNode(w io.Writer) {
 		}
 		rates += " (" + r.Rates.From + ")"
 	}
-	fmt.Fprint(w, wrapped("  ", "    ", rates))
+	printWrapped(w, "  ", "    ", rates)
 }
 
 func (r planResult) printStreaming(w io.Writer) {
@@ -158,27 +157,48 @@ func (r planResult) printStreaming(w io.Writer) {
 	if s.Step.Known() {
 		text += fmt.Sprintf("; its reads and writes take %.3g s a step, if the disk does both at once, to %.3g s, one after the other (rates: %s)", s.Step.Low, s.Step.High, s.From)
 	}
-	fmt.Fprint(w, wrapped("    ", "    ", text))
+	printWrapped(w, "    ", "    ", text)
 }
 
 func (r planResult) printTargets(w io.Writer) {
 	fmt.Fprintln(w)
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "TARGET\tFITS\tPAUSE s\tRESUME s\tFIRST PAUSE s\tHOST GiB (GB)\tDISK GiB (GB)")
-	for _, t := range r.Targets {
-		fits := "yes"
-		if !t.Fits {
-			fits = "no"
+	t := &table{left: []bool{true, true, true, true, true, true, true}}
+	t.row("TARGET", "FITS", "PAUSE s", "RESUME s", "FIRST PAUSE s", "HOST GiB (GB)", "DISK GiB (GB)")
+	var unchecked []string
+	for _, target := range r.Targets {
+		fits := "no"
+		switch {
+		case target.Fits && len(target.Unchecked) > 0:
+			fits = "yes*"
+			unchecked = append(unchecked, target.Unchecked...)
+		case target.Fits:
+			fits = "yes"
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", t.Name, fits, secondsText(t.Pause), secondsText(t.Resume), secondsText(t.FirstPause),
-			twoUnits(t.HostBytes), twoUnits(t.DiskBytes))
+		t.row(target.Name, fits, secondsText(target.Pause), secondsText(target.Resume), secondsText(target.FirstPause),
+			twoUnits(target.HostBytes), twoUnits(target.DiskBytes))
 	}
-	_ = table.Flush()
-	for _, t := range r.Targets {
-		if !t.Fits {
-			fmt.Fprint(w, wrapped("", "  ", t.Name+": "+t.Why))
+	t.print(w)
+	for _, line := range r.unfits {
+		printWrapped(w, "", "  ", line)
+	}
+	if len(unchecked) > 0 {
+		printWrapped(w, "", "  ", "* as far as is known; what is there was not said of: "+uncheckedText(unchecked))
+	}
+}
+
+// uncheckedText says of what it is not known how much there is, and which flags tell.
+func uncheckedText(what []string) string {
+	var parts []string
+	for _, of := range []struct{ what, text string }{
+		{sizing.UncheckedGPU, "memory of the GPU (--gpu-memory)"},
+		{sizing.UncheckedHost, "host memory (--host-memory)"},
+		{sizing.UncheckedDisk, "room on the disk (--disk-dir or --disk-space)"},
+	} {
+		if slices.Contains(what, of.what) {
+			parts = append(parts, of.text)
 		}
 	}
+	return strings.Join(parts, ", ")
 }
 
 func printWear(w io.Writer, all []planWear, o planOptions) {
@@ -192,7 +212,7 @@ func printWear(w io.Writer, all []planWear, o planOptions) {
 		} else {
 			text += "; --drive-tbw or --drive-dwpd tells in how many years a drive's rating is reached"
 		}
-		fmt.Fprint(w, wrapped("", "  ", text+"."))
+		printWrapped(w, "", "  ", text+".")
 	}
 }
 
@@ -213,8 +233,11 @@ func terabytes(n float64) string {
 // twoUnits is GiB (GB), without the words.
 func twoUnits(n uint64) string {
 	digits := 1
-	if n < 10<<30 {
+	switch {
+	case n < 10<<30:
 		digits = 2
+	case n >= 1000<<30: // of which the tenths are of no use, and a row has 100 columns
+		digits = 0
 	}
 	return fmt.Sprintf("%.*f (%.*f)", digits, float64(n)/(1<<30), digits, float64(n)/1e9)
 }
@@ -249,27 +272,6 @@ func secondsText(r sizing.Range) string {
 	return fmt.Sprintf("%.*f (%.*f–%.*f)", digits, r.Typical, digits, r.Low, digits, r.High)
 }
 
-// wrapped breaks a text into lines of at most helpWidth columns.
-func wrapped(first, further, text string) string {
-	var out strings.Builder
-	line := first
-	begun := false
-	for _, word := range strings.Fields(text) {
-		switch {
-		case !begun:
-			line += word
-		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > helpWidth:
-			fmt.Fprintln(&out, line)
-			line = further + word
-		default:
-			line += " " + word
-		}
-		begun = true
-	}
-	fmt.Fprintln(&out, line)
-	return out.String()
-}
-
 // commandLines is a command that can be pasted into a shell. A flag stays beside its value.
 func commandLines(args []string) string {
 	var out strings.Builder
@@ -280,7 +282,7 @@ func commandLines(args []string) string {
 			i++
 			word += " " + shellWord(args[i])
 		}
-		if len(line)+1+len(word) > helpWidth-2 {
+		if len(line)+1+len(word) > textWidth-2 {
 			fmt.Fprintln(&out, line+" \\")
 			line = "     "
 		}

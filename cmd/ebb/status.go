@@ -186,12 +186,7 @@ func fit(t *table) {
 	for i := range t.rows {
 		t.rows[i][1] = ""
 	}
-	if over := t.width() - textWidth; over > 0 {
-		names := t.widths()[0] - over
-		for i := range t.rows {
-			t.rows[i][0] = cut(t.rows[i][0], max(names, 6))
-		}
-	}
+	t.shortenNames()
 }
 
 // stateOf is in one word where the memory of a rank is.

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"io"
 	"strings"
 	"unicode/utf8"
 )
@@ -94,14 +96,34 @@ func (t *table) heading(titles map[int]string) string {
 	return line.String()
 }
 
+// shortenNames makes the table as narrow as the screen, as far as the cells of the first column can be shortened.
+func (t *table) shortenNames() {
+	if over := t.width() - textWidth; over > 0 {
+		names := t.widths()[0] - over
+		for _, row := range t.rows {
+			row[0] = cut(row[0], max(names, narrowest))
+		}
+	}
+}
+
+// print writes the rows.
+func (t *table) print(w io.Writer) {
+	for _, line := range t.lines() {
+		fmt.Fprintln(w, line)
+	}
+}
+
 // wrap breaks a text into lines of the screen's width; those after the first begin with the indent.
-func wrap(text, indent string) []string {
+func wrap(text, indent string) []string { return wrapAfter("", indent, text) }
+
+// wrapAfter is wrap where the first line begins with something of its own.
+func wrapAfter(first, indent, text string) []string {
 	var lines []string
-	line := ""
-	for _, word := range strings.Fields(text) {
+	line := first
+	for i, word := range strings.Fields(text) {
 		switch {
-		case line == "":
-			line = word
+		case i == 0:
+			line += word
 		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > textWidth:
 			lines = append(lines, line)
 			line = indent + word
@@ -110,6 +132,13 @@ func wrap(text, indent string) []string {
 		}
 	}
 	return append(lines, line)
+}
+
+// printWrapped writes a text in lines of the screen's width, as wrapAfter breaks it.
+func printWrapped(w io.Writer, first, indent, text string) {
+	for _, line := range wrapAfter(first, indent, text) {
+		fmt.Fprintln(w, line)
+	}
 }
 
 // cut shortens a text to a number of columns; what is left out is in its midst.

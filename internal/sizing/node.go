@@ -99,7 +99,7 @@ func (n Node) StepFits(k Kinds) Fit {
 		return FitYes
 	case k.Streamed > 0:
 		return FitNo
-	case k.Total()-k.Optimizer() <= room:
+	case k.Moments > 0 && k.Total()-k.Optimizer() <= room: // an optimizer without moments has none to stream
 		return FitStream
 	default:
 		return FitNo

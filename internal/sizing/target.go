@@ -1,12 +1,17 @@
 package sizing
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Target is one place where ranks can be parked.
 type Target struct {
 	Name string `json:"target"`
 	Fits bool   `json:"fits"`
 	Why  string `json:"why,omitempty"` // it does not
+
+	Unchecked []string `json:"unchecked,omitempty"` // what it needs of which nobody knows how much there is
 
 	HostBytes  uint64 `json:"host_bytes"`         // host memory of the node, staging included
 	HostMB     uint64 `json:"host_mb,omitempty"`  // auto: MiB of each rank
@@ -27,7 +32,44 @@ func All(k Kinds) uint64 { return k.Total() }
 // ButZeroGradients leaves out gradients, which were zeroed before the pause.
 func ButZeroGradients(k Kinds) uint64 { return k.Total() - k.Gradients }
 
-// Targets are cpu, auto and disk for the ranks of a node.
+// What a target may need without anybody knowing how much there is.
+const (
+	UncheckedGPU  = "gpu"
+	UncheckedHost = "host"
+	UncheckedDisk = "disk"
+)
+
+// refuse says that the target does not fit, and why, beside what it said before.
+func (t *Target) refuse(why string) {
+	if t.Why != "" {
+		why = t.Why + "; " + why
+	}
+	t.Fits, t.Why = false, why
+}
+
+// notChecked says that so much is not known.
+func (t *Target) notChecked(what string) {
+	if !slices.Contains(t.Unchecked, what) {
+		t.Unchecked = append(t.Unchecked, what)
+	}
+}
+
+// Refuse says that no target fits, for a reason that has nothing to do with where bytes are parked.
+func Refuse(targets []Target, why string) {
+	for i := range targets {
+		targets[i].refuse(why)
+	}
+}
+
+// NotChecked says that all targets need something of which it is not known how much there is.
+func NotChecked(targets []Target, what string) {
+	for i := range targets {
+		targets[i].notChecked(what)
+	}
+}
+
+// Targets are cpu, auto and disk for the ranks of a node. Whether the step fits the GPU, and streamed state its disk, is
+// not in them: Refuse and NotChecked are for that.
 //
 // All ranks park at the same time. Each has a link of its own; the disks are shared. Copies and
 // transfers overlap, so the seconds are those of the slower of the two, for the rank with the most and
@@ -113,18 +155,25 @@ func (n Node) hostFits(t *Target) {
 	switch {
 	case !n.HostKnown && t.Name == "cpu":
 		t.Fits, t.Why = false, "how much host memory there is, is not known"
-	case n.HostKnown && t.HostBytes > n.Host:
+	case !n.HostKnown:
+		t.notChecked(UncheckedHost)
+	case t.HostBytes > n.Host:
 		t.Fits, t.Why = false, fmt.Sprintf("host memory: %s needed, %s there", Both(t.HostBytes), Both(n.Host))
 	}
 }
 
 // diskFits does not refuse a disk of which nothing is known.
 func (n Node) diskFits(t *Target) {
-	if t.Fits && n.DiskKnown && add(t.DiskBytes, n.DiskTaken) > n.DiskFree {
-		t.Fits, t.Why = false, fmt.Sprintf("disk: %s needed, %s free", Both(t.DiskBytes), Both(n.DiskFree))
+	switch {
+	case t.DiskBytes == 0:
+	case !n.DiskKnown:
+		t.notChecked(UncheckedDisk)
+	case add(t.DiskBytes, n.DiskTaken) > n.DiskFree:
+		needed := Both(t.DiskBytes) + " needed"
 		if n.DiskTaken > 0 {
-			t.Why += fmt.Sprintf(", of which streamed state takes %s", Both(n.DiskTaken))
+			needed += fmt.Sprintf(" beside streamed state, which takes %s", Both(n.DiskTaken))
 		}
+		t.refuse(fmt.Sprintf("disk: %s, %s free", needed, Both(n.DiskFree)))
 	}
 }
 

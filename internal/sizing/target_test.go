@@ -111,6 +111,37 @@ func TestWhatDoesNotFitSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
+// What fits as far as is known is not what was seen to fit.
+func TestWhatWasNotCheckedIsNamed(t *testing.T) {
+	n := plenty()
+	n.HostKnown, n.DiskKnown = false, false
+	targets := n.Targets(load(1, Kinds{Weights: 10e9}), All)
+	NotChecked(targets, UncheckedGPU)
+	for i, want := range []string{"gpu", "gpu", "host disk gpu"} { // cpu and auto do not fit host memory that is not known
+		if got := strings.Join(targets[i].Unchecked, " "); got != want {
+			t.Errorf("%s: %q, want %q", targets[i].Name, got, want)
+		}
+	}
+	if targets = plenty().Targets(load(1, Kinds{Weights: 10e9}), All); len(targets[2].Unchecked) > 0 {
+		t.Errorf("%+v", targets[2])
+	}
+}
+
+func TestEveryTargetIsRefusedBesideItsOwnReason(t *testing.T) {
+	n := plenty()
+	n.Host = 5e9
+	targets := n.Targets(load(1, Kinds{Weights: 10e9}), All)
+	Refuse(targets, "the GPU is too small")
+	for _, target := range targets {
+		if target.Fits || !strings.HasSuffix(target.Why, "the GPU is too small") {
+			t.Errorf("%+v", target)
+		}
+	}
+	if !strings.HasPrefix(targets[0].Why, "host memory: ") {
+		t.Errorf("%+v", targets[0])
+	}
+}
+
 func TestSecondsAreUnknownWhereTheRateIs(t *testing.T) {
 	n := plenty()
 	n.Write, n.Read, n.Fresh = Range{}, Range{}, Range{}
@@ -123,6 +154,9 @@ func TestSecondsAreUnknownWhereTheRateIs(t *testing.T) {
 
 func TestWhetherTheStepFitsTheGPU(t *testing.T) {
 	k := Kinds{Weights: 2e9, Gradients: 4e9, Master: 4e9, Moments: 8e9}
+	if got := (Node{GPU: 8e9}).StepFits(Kinds{Weights: 2e9, Gradients: 4e9, Master: 4e9}); got != FitNo {
+		t.Errorf("an optimizer without moments, of which nothing can be streamed: %s", got)
+	}
 	for gpu, want := range map[uint64]Fit{0: FitUnknown, 20e9: FitYes, 19e9: FitYes, 18.5e9: FitStream, 7e9: FitStream, 6.5e9: FitNo} {
 		if got := (Node{GPU: gpu, Margin: 1e9}).StepFits(k); got != want {
 			t.Errorf("GPU of %d bytes: %s, want %s", gpu, got, want)
