@@ -6,8 +6,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -126,47 +126,53 @@ func verifyAll(dirs []string) verifyResult {
 	return result
 }
 
-// print tells a person: a row for each rank, then what is wrong.
+// print tells a person: a row for each rank, then what there is to say of it, then what is wrong.
 func (r verifyResult) print(w io.Writer) {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	rows := 0
+	t := &table{left: []bool{true, false, false, false, false, false, true}}
+	t.row("RANK", "FILES", "READ", "BLOCKS", "ZERO", "BAD", "RESULT")
+	var remarks []string
 	for _, dir := range r.DiskDirs {
 		for _, rank := range dir.Ranks {
-			if rows++; rows == 1 {
-				fmt.Fprintln(table, "RANK\tFILES\tREAD\tBLOCKS\tZERO\tBAD\tRESULT")
-			}
 			name := rank.Rank
 			if len(r.DiskDirs) > 1 { // else it is the directory that was named
 				name = filepath.Join(dir.Dir, name)
 			}
-			fmt.Fprintf(table, "%s\t%d\t%s\t%d\t%d\t%d\t%s\n", name,
-				rank.Files, humanize.IBytes(rank.Bytes), rank.Blocks, rank.Zero, rank.Bad(), told(rank))
+			t.row(name, strconv.Itoa(rank.Files), humanize.IBytes(rank.Bytes), strconv.Itoa(rank.Blocks), strconv.Itoa(rank.Zero), strconv.Itoa(rank.Bad()), string(rank.Outcome))
+			if text := remark(rank); text != "" {
+				remarks = append(remarks, name+": "+text)
+			}
 		}
 	}
-	_ = table.Flush()
+	if len(t.rows) > 1 {
+		t.shortenNames()
+		t.print(w)
+	}
+	for _, line := range remarks {
+		printWrapped(w, "", "    ", line)
+	}
 	for _, dir := range r.DiskDirs {
 		for _, rank := range dir.Ranks {
 			for _, b := range rank.BadBlocks {
 				if b.Blocks > 1 {
-					fmt.Fprintf(w, "bad: all %d blocks (%s) of the allocation at %s (tag %q) in %s: %s\n",
-						b.Blocks, humanize.IBytes(b.Bytes), b.Address, b.Tag, b.File, b.Why)
+					printWrapped(w, "bad: ", "    ", fmt.Sprintf("all %d blocks (%s) of the allocation at %s (tag %q) in %s: %s",
+						b.Blocks, humanize.IBytes(b.Bytes), b.Address, b.Tag, b.File, b.Why))
 					continue
 				}
-				fmt.Fprintf(w, "bad: %d bytes at offset %d of the allocation at %s (tag %q) in %s (offset %d): %s\n",
-					b.Bytes, b.Offset, b.Address, b.Tag, b.File, b.At, b.Why)
+				printWrapped(w, "bad: ", "    ", fmt.Sprintf("%d bytes at offset %d of the allocation at %s (tag %q) in %s (offset %d): %s",
+					b.Bytes, b.Offset, b.Address, b.Tag, b.File, b.At, b.Why))
 			}
 		}
 		switch {
 		case !dir.Known:
-			fmt.Fprintf(w, "%s: nothing to check with: only ranks under ebb run or ebb exec leave maps of what they parked\n", dir.Dir)
+			printWrapped(w, "", "    ", dir.Dir+": nothing to check with: only ranks under ebb run or ebb exec leave maps of what they parked")
 		case len(dir.Ranks) == 0:
 			fmt.Fprintf(w, "%s: nothing is parked here\n", dir.Dir)
 		}
 	}
 }
 
-// told is the outcome in words.
-func told(r parked.Report) string {
+// remark is what there is to say of a rank beside its outcome.
+func remark(r parked.Report) string {
 	var and []string
 	if r.ProcessDead {
 		and = append(and, fmt.Sprintf("process %d has ended; ebb gc removes its files", r.PID))
@@ -180,8 +186,5 @@ func told(r parked.Report) string {
 	if r.Why != "" {
 		and = append(and, r.Why)
 	}
-	if len(and) == 0 {
-		return string(r.Outcome)
-	}
-	return fmt.Sprintf("%s (%s)", r.Outcome, strings.Join(and, "; "))
+	return strings.Join(and, "; ")
 }
