@@ -167,6 +167,11 @@ int ebb_request_pause(const char *const *tags, size_t ntags, double timeout_s, e
  * to cap and zero-terminated. *need, if not null, is set to the full length without the zero. */
 int ebb_status(char *buf, size_t cap, size_t *need);
 
+/* How many pauses so far took memory with this tag off the GPU, be it back by now or not; 0 for a tag that no
+ * allocation ever carried. Memory without backup has kept its content where the number is what it was. Never waits
+ * for a pause or resume under way: one that is may have taken the memory a moment before it counts. */
+int ebb_pause_count(const char *tag, uint64_t *count);
+
 /* ---- streamed state --------------------------------------------------------------------- */
 
 /*

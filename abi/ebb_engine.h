@@ -131,6 +131,7 @@ typedef int (*ebb_engine_resume_fn)(const char *const *tags, size_t ntags, const
 typedef int (*ebb_engine_backup_pointer_fn)(const void *gpu, uint64_t size, void **host);
 typedef int (*ebb_engine_status_fn)(char *buf, size_t cap, size_t *need, const ebb_engine_unmanaged *classes,
 				    size_t nclasses);
+typedef int (*ebb_engine_pause_count_fn)(const char *tag, uint64_t *count);
 typedef size_t (*ebb_engine_last_error_fn)(char *buf, size_t cap);
 /* The same error as the JSON object of ebb_last_error_json. */
 typedef size_t (*ebb_engine_last_error_json_fn)(char *buf, size_t cap);

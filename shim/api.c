@@ -238,6 +238,20 @@ EXPORT int ebb_status(char *buf, size_t cap, size_t *need)
 	return status(buf, cap, need);
 }
 
+EXPORT int ebb_pause_count(const char *tag, uint64_t *count)
+{
+	if (tag == NULL || count == NULL)
+		return fail(EBB_ERR_INVALID, "null pointer: tag or count");
+	*count = 0;
+	enum engine_state state = engine_state();
+	if (state == ENGINE_ABSENT)
+		return EBB_OK; /* nothing is managed, and nothing was paused */
+	if (state != ENGINE_READY)
+		return engine_refuse(state);
+	engine_enter_briefly();
+	return engine_leave(engine.pause_count(tag, count));
+}
+
 /* Not by the exported names, which another library may have too. */
 const ebb_engine_calls control_calls = {
 	.status = status,

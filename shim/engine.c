@@ -201,6 +201,7 @@ static bool find_functions(void *library, const char *path)
 		{"ebb_engine_resume", (void **)&engine.resume},
 		{"ebb_engine_backup_pointer", (void **)&engine.backup_pointer},
 		{"ebb_engine_status", (void **)&engine.status},
+		{"ebb_engine_pause_count", (void **)&engine.pause_count},
 		{"ebb_engine_last_error", (void **)&engine.last_error},
 		{"ebb_engine_last_error_json", (void **)&engine.last_error_json},
 		{"ebb_engine_read", (void **)&engine.read},

@@ -178,6 +178,7 @@ struct engine {
 	ebb_engine_resume_fn resume;
 	ebb_engine_backup_pointer_fn backup_pointer;
 	ebb_engine_status_fn status;
+	ebb_engine_pause_count_fn pause_count;
 	ebb_engine_last_error_fn last_error;
 	ebb_engine_last_error_json_fn last_error_json;
 	ebb_engine_read_fn read;

@@ -254,6 +254,13 @@ int ebb_engine_status(char *buf, size_t cap, size_t *need, const ebb_engine_unma
 	return ebbGoStatus(buf, cap, need, (ebb_engine_unmanaged *)classes, nclasses);
 }
 
+int ebb_engine_pause_count(const char *tag, uint64_t *count)
+{
+	if (!tag || !count)
+		return refuse("pause count: tag or count are null");
+	return ebbGoPauseCount((char *)tag, count);
+}
+
 void ebb_engine_shutdown(void)
 {
 	ebbGoShutdown();
@@ -410,6 +417,7 @@ AS_DECLARED(idle);
 AS_DECLARED(read);
 AS_DECLARED(backup_pointer);
 AS_DECLARED(status);
+AS_DECLARED(pause_count);
 AS_DECLARED(last_error);
 AS_DECLARED(last_error_json);
 AS_DECLARED(shutdown);

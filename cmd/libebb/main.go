@@ -182,6 +182,14 @@ func ebbGoStatus(buf *C.char, size C.size_t, need *C.size_t, classes *C.ebb_engi
 	})
 }
 
+//export ebbGoPauseCount
+func ebbGoPauseCount(tag *C.char, count *C.uint64_t) C.int {
+	return withEngine("pause count", func(e *engine.Engine) error {
+		*count = C.uint64_t(e.PauseCount(C.GoString(tag)))
+		return nil
+	})
+}
+
 //export ebbGoShutdown
 func ebbGoShutdown() {
 	if running.Load() == nil {

@@ -162,12 +162,13 @@ type Table struct {
 	away    int                        // allocations that are paused or being resumed
 	asked   int                        // of these, those that were paused at a request
 	tags    map[string]bool            // every tag that an allocation ever carried
+	taken   map[string]uint64 // see Taken
 	nextID  uint64
 }
 
 // New returns an empty table.
 func New() *Table {
-	t := &Table{waits: func() {}, objects: map[mem.Handle]*Allocation{}, tags: map[string]bool{}}
+	t := &Table{waits: func() {}, objects: map[mem.Handle]*Allocation{}, tags: map[string]bool{}, taken: map[string]uint64{}}
 	t.settled = sync.NewCond(&t.mu)
 	return t
 }
@@ -454,10 +455,22 @@ func named(a *Allocation, tags []string) bool {
 func (t *Table) Settle(set []*Allocation, to State) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	counted := map[string]bool{}
 	for _, a := range set {
+		if a.state == Pausing && to == Paused && !counted[a.Tag] {
+			counted[a.Tag] = true
+			t.taken[a.Tag]++
+		}
 		t.turn(a, to)
 	}
 	t.settled.Broadcast()
+}
+
+// Taken is how many pauses made memory with a tag Paused so far, however many allocations each: those of one Settle.
+func (t *Table) Taken(tag string) uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.taken[tag]
 }
 
 // Tag sums up the allocations of one tag: their number and logical bytes by state and backup.

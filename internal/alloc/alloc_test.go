@@ -34,6 +34,43 @@ func TestFindLooksIntoRanges(t *testing.T) {
 	}
 }
 
+func TestPausesAreCountedByTagWhenTheyTookItsMemory(t *testing.T) {
+	tab := New()
+	a, b, c := add(tab, 1000, 100, "x"), add(tab, 2000, 50, "x"), add(tab, 3000, 50, "y")
+	counts := func(when string, x, y uint64) {
+		t.Helper()
+		if tab.Taken("x") != x || tab.Taken("y") != y || tab.Taken("z") != 0 {
+			t.Errorf("%s: %d of x, %d of y, %d of z; want %d, %d, 0", when, tab.Taken("x"), tab.Taken("y"), tab.Taken("z"), x, y)
+		}
+	}
+	move := func(begin func([]string) ([]*Allocation, error), to State, tags ...string) {
+		t.Helper()
+		set, err := begin(tags)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tab.Settle(set, to)
+	}
+	counts("at first", 0, 0)
+	move(tab.BeginPause, Active, "x")
+	counts("a pause that failed", 0, 0)
+	move(tab.BeginPause, Paused, "x")
+	counts("a pause of two allocations", 1, 0)
+	move(tab.BeginPause, Paused, "x")
+	counts("a pause that found nothing", 1, 0)
+	move(tab.BeginResume, Paused)
+	counts("a resume that failed", 1, 0)
+	move(tab.BeginResume, Active)
+	move(tab.BeginPause, Paused)
+	counts("a pause of all", 2, 1)
+	for _, gone := range []*Allocation{a, b, c} {
+		if _, _, err := tab.Remove(gone.Base); err != nil {
+			t.Fatal(err)
+		}
+	}
+	counts("the memory is gone", 2, 1)
+}
+
 func TestRemoveTakesOnlyABase(t *testing.T) {
 	tab := New()
 	a := add(tab, 1000, 100, "x")

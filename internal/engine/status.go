@@ -121,6 +121,9 @@ func newOutcome(r Result, err error) *outcome {
 	return o
 }
 
+// PauseCount is how many pauses took memory with a tag so far. It never waits for one under way.
+func (e *Engine) PauseCount(tag string) uint64 { return e.table.Taken(tag) }
+
 func (e *Engine) recordPause(r Result, err error) *outcome {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -42,7 +42,7 @@ from ._errors import (
     WrongState,
     WrittenDuringPause,
 )
-from ._memory import idle, pause, paused, read, read_into, request_pause, resume, safe_point, status, version
+from ._memory import idle, pause, pause_count, paused, read, read_into, request_pause, resume, safe_point, status, version
 from ._region import disable, region
 from ._result import Result
 from ._version import __version__
@@ -77,6 +77,7 @@ __all__ = [
     "idle",
     "library_path",
     "pause",
+    "pause_count",
     "paused",
     "read",
     "read_into",

@@ -76,6 +76,7 @@ FUNCTIONS: Functions = {
     "ebb_idle_end": (_code, ()),
     "ebb_safe_point": (_code, ()),
     "ebb_status": (_code, (ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t))),
+    "ebb_pause_count": (_code, (ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64))),
     "tms_set_interesting_region": (None, (ctypes.c_bool,)),
     "tms_get_interesting_region": (ctypes.c_bool, ()),
     "tms_set_current_tag": (None, (ctypes.c_char_p,)),

@@ -32,11 +32,10 @@ class Memory:
     def __init__(self, torch: Any, device: Any, size: int) -> None:
         self._device, self._torch, self.size = device, torch, size
         self._address = 0
-        status = _memory.status()
-        self.managed = any(t["tag"] != TAG and t["allocations"] for t in status.get("tags", ()))
+        self.managed = any(t["tag"] != TAG and t["allocations"] for t in _memory.status().get("tags", ()))
         """A pause takes it: its content is undefined afterwards."""
-        self.pauses = int(status.get("pauses", 0))
-        """That there were when it was made, or before."""
+        self.pauses = _memory.pause_count(TAG)
+        """That took such memory when it was made, or before."""
         if device.type == "cpu" and not _is_software_gpu():
             raise UnsafeConfiguration(
                 "streamed state passes through GPU memory, and these parameters are on the CPU: move the model to "

@@ -157,6 +157,14 @@ def status() -> Dict[str, Any]:
         size = need.value + 1024
 
 
+def pause_count(tag: str) -> int:
+    """How many pauses so far took memory with this tag off the GPU, be it back by now or not. What was in memory without
+    backup is there no more where the number has grown. Costs little. Raises InvalidArgument, ForkedChild, NotLoaded."""
+    count = ctypes.c_uint64()
+    _abi.check(_abi.library().ebb_pause_count(_abi.encode_tag(tag), ctypes.byref(count)))
+    return count.value
+
+
 def read(source: Any, nbytes: Optional[int] = None) -> bytes:
     """Bytes of managed GPU memory, wherever they are: from the backup while paused, without using
     the GPU, else from the GPU, whose earlier work is waited for.

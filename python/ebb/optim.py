@@ -1310,8 +1310,8 @@ def _unscaled(optimizer: Any, gradients: List[Any]) -> List[Any]:
 
 
 def _pauses() -> int:
-    """How many there were."""
-    return int(_memory.status().get("pauses", 0))
+    """How many there were that took memory of slots. Those of other tags leave it."""
+    return _memory.pause_count(_device.TAG)
 
 
 def _some_paused() -> bool:

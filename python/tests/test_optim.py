@@ -1069,6 +1069,31 @@ class PausesFromElsewhere(Streamed):
         self.train(self.plain, self.made, optimizer, 3, 2)  # reads ahead, too
         self.all_same(self.plain, self.made)
 
+    def test_a_pause_of_other_tags_takes_nothing(self):
+        """Neither what was read ahead nor new values that are not written yet: these are no loss, and are written."""
+        optimizer = self.optimizer()
+        self.train(self.plain, self.made, optimizer, 2)
+        self.plain.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
+        for side in (self.plain.parameters, self.made):
+            loss_of(side, 7).backward()
+        self.plain.step()
+        optimizer.prefetch()
+        tags = ("default", "ebb.optim")
+        counts = [ebb.pause_count(tag) for tag in tags]
+        ctypes.CDLL(None).tms_pause(b"default")
+        self.resume()
+        with mock.patch.object(State, "read", side_effect=AssertionError("what was read ahead is read again")), \
+                mock.patch.object(State, "write", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
+            optimizer.step()
+        ctypes.CDLL(None).tms_pause(b"default")
+        self.resume()
+        self.assertEqual([ebb.pause_count(tag) - before for tag, before in zip(tags, counts)], [2, 0])
+        optimizer.step()
+        self.all_same(self.plain, self.made)
+        self.train(self.plain, self.made, optimizer, 2, 2)
+        self.all_same(self.plain, self.made)
+
     def test_close_amid_a_pause(self):
         optimizer = self.optimizer()
         before = free_memory()

@@ -49,6 +49,18 @@ static void status_is_the_engines(void)
 	EXPECT(strcmp(text, "{\"fake\":true}") == 0 && need == strlen(text));
 }
 
+static void pauses_of_a_tag(void)
+{
+	uint64_t count = 9;
+
+	EXPECT(ebb_pause_count("weights", &count) == EBB_OK && count == 0 && engine_seen() == NULL);
+	managed_malloc(1);
+	EXPECT(ebb_pause_count("weights", &count) == EBB_OK && count == strlen("weights"));
+	EXPECT(ebb_pause_count(NULL, &count) == EBB_ERR_INVALID && ebb_pause_count("weights", NULL) == EBB_ERR_INVALID);
+	setenv("FAKE_COUNT_CODE", "16", 1);
+	EXPECT(ebb_pause_count("weights", &count) == EBB_ERR_INTERNAL);
+}
+
 static void tags_and_results_reach_the_engine(void)
 {
 	const char *tags[] = {"weights", "kv"};
@@ -293,6 +305,7 @@ CASES(
 	{.says = "without an engine the status says so, and is cut to the room there is",
 	 .run = status_without_an_engine},
 	{.says = "with an engine the status is the engine's", .run = status_is_the_engines},
+	{.says = "the pauses of a tag are the engine's to count; without one there was none", .run = pauses_of_a_tag},
 	{.says = "tags and results pass between caller and engine", .run = tags_and_results_reach_the_engine},
 	{.says = "the ranges that need not be kept reach the engine", .run = unused_ranges_reach_the_engine},
 	{.says = "arguments that make no sense are refused before the engine sees them",

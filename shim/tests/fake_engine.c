@@ -336,6 +336,13 @@ int ebb_engine_status(char *buf, size_t cap, size_t *need, const ebb_engine_unma
 	return EBB_OK;
 }
 
+int ebb_engine_pause_count(const char *tag, uint64_t *count)
+{
+	check_process();
+	*count = strlen(tag);
+	return told_to_fail("FAKE_COUNT_CODE");
+}
+
 /* ---- memory that is mapped by its owner ------------------------------------------------------- */
 
 #define MAX_OBJECTS 64

@@ -47,6 +47,7 @@ static void child_calls_ebb(void)
 	EXPECT(ebb_pause(tags, 1, NULL) == EBB_ERR_FORKED);
 	EXPECT(ebb_resume(NULL, 0, 0, NULL) == EBB_ERR_FORKED);
 	EXPECT(ebb_status(text, sizeof(text), NULL) == EBB_ERR_FORKED);
+	EXPECT(ebb_pause_count("weights", &(uint64_t){0}) == EBB_ERR_FORKED);
 	EXPECT(ebb_read(parents, 1, text) == EBB_ERR_FORKED);
 	EXPECT(ebb_request_pause(NULL, 0, -1, NULL) == EBB_ERR_FORKED);
 	EXPECT(ebb_idle_begin() == EBB_ERR_FORKED && ebb_idle_end() == EBB_ERR_FORKED);

@@ -34,6 +34,7 @@ static ebb_engine_pause_fn engine_pause;
 static ebb_engine_resume_fn engine_resume;
 static ebb_engine_backup_pointer_fn backup_pointer;
 static ebb_engine_status_fn status;
+static ebb_engine_pause_count_fn pause_count;
 static ebb_engine_request_pause_fn request_pause;
 static ebb_engine_idle_fn idle;
 static ebb_engine_read_fn engine_read;
@@ -675,7 +676,11 @@ static void streamed_state(void)
 
 	/* A pause frees the slot, and keeps nothing of it. */
 	ebb_result r = {.struct_size = sizeof r};
+	uint64_t pauses = 9;
+	CHECK(pause_count("slots", &pauses) == EBB_OK && pauses == 0);
 	CHECK(engine_pause(NULL, 0, &settings, &r) == EBB_OK && r.allocations == 1 && r.host_bytes + r.disk_bytes == 0);
+	CHECK(pause_count("slots", &pauses) == EBB_OK && pauses == 1 && pause_count("no such", &pauses) == EBB_OK && pauses == 0);
+	CHECK(pause_count(NULL, &pauses) == EBB_ERR_INVALID && pause_count("slots", NULL) == EBB_ERR_INVALID);
 	CHECK(state_read(state, ios, 2, &ticket) == EBB_ERR_STATE && says("resume it first"));
 	CHECK(engine_resume(NULL, 0, &settings, NULL) == EBB_OK);
 	CHECK(state_read(state, ios, 2, &ticket) == EBB_OK && state_wait(state, ticket, NULL) == EBB_OK);
@@ -744,6 +749,7 @@ int main(int argc, char **argv)
 	TAKE(engine_resume, "resume");
 	TAKE(backup_pointer, "backup_pointer");
 	TAKE(status, "status");
+	TAKE(pause_count, "pause_count");
 	TAKE(request_pause, "request_pause");
 	TAKE(idle, "idle");
 	TAKE(engine_read, "read");
