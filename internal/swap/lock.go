@@ -139,7 +139,7 @@ func (h *handOver) takeAll(ctx context.Context, wanted map[string]string) (all h
 			}
 			if !errors.Is(err, unix.EWOULDBLOCK) {
 				all.release()
-				return nil, waited, fmt.Errorf("keep other hand-overs of %s out with the lock %s: %w", wanted[path], path, err)
+				return nil, waited, fmt.Errorf("keep other hand-overs of %s out with the lock %s: %w; %s; nothing was moved", wanted[path], path, err, remedy(path, err))
 			}
 			by := holder(path)
 			if by.PID != 0 && !told && h.Waiting != nil && !h.NoWait {
@@ -160,55 +160,11 @@ func (h *handOver) takeAll(ctx context.Context, wanted map[string]string) (all h
 // release gives the locks back.
 func (l held) release() {
 	for _, one := range slices.Backward(l) {
-		_ = unix.Unlink(one.path) // while it is held: who waits for it sees then that it is no longer the one there
+		if isThere(one.fd, one.path) {
+			_ = unix.Unlink(one.path) // while it is held: who waits for it sees then that it is no longer the one there
+		}
 		_ = unix.Close(one.fd)
 	}
-}
-
-// tryLock takes a lock and writes who holds it. The error is EWOULDBLOCK where somebody does.
-func tryLock(path string, self Holder) (int, error) {
-	for {
-		fd, err := openLock(path)
-		if err != nil {
-			return -1, err
-		}
-		if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			_ = unix.Close(fd)
-			if err == unix.EINTR {
-				continue
-			}
-			return -1, err
-		}
-		var mine, there unix.Stat_t
-		if unix.Fstat(fd, &mine) != nil || unix.Lstat(path, &there) != nil || mine.Ino != there.Ino || mine.Dev != there.Dev {
-			_ = unix.Close(fd) // its holder removed it in between
-			continue
-		}
-		// Where this cannot be written the lock holds all the same, and only does not tell whose it is.
-		text, _ := json.Marshal(self) // no field can fail to
-		_ = unix.Ftruncate(fd, 0)
-		_, _ = unix.Pwrite(fd, text, 0)
-		return fd, nil
-	}
-}
-
-// openLock opens the file of a lock. One that the superuser makes belongs to the user whose directory it is, who
-// could not open it else.
-func openLock(path string) (int, error) {
-	const flags = unix.O_RDWR | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
-	fd, err := unix.Open(path, flags, 0)
-	if err != unix.ENOENT {
-		return fd, err
-	}
-	fd, err = unix.Open(path, flags|unix.O_CREAT, 0o600)
-	if err != nil {
-		return -1, err
-	}
-	var dir unix.Stat_t
-	if unix.Stat(filepath.Dir(path), &dir) == nil && int(dir.Uid) != os.Geteuid() {
-		_ = unix.Fchown(fd, int(dir.Uid), int(dir.Gid))
-	}
-	return fd, nil
 }
 
 // holder is whose lock it is; empty where that is not known.
@@ -232,7 +188,7 @@ func holder(path string) (h Holder) {
 func here(path string, pid int) bool {
 	var st unix.Stat_t
 	locks, err := os.ReadFile("/proc/locks")
-	if err != nil || unix.Stat(path, &st) != nil {
+	if err != nil || unix.Lstat(path, &st) != nil {
 		return false
 	}
 	for line := range strings.Lines(string(locks)) { // 1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE 0 EOF

@@ -160,21 +160,6 @@ func TestTheLockOfADeadProcessHoldsNobody(t *testing.T) {
 	}
 }
 
-func TestAPlaceOfALockThatIsNoFileIsAnError(t *testing.T) {
-	dir := t.TempDir()
-	target := filepath.Join(dir, "target")
-	if err := os.Symlink(target, lockPath(dir, "job", "j")); err != nil {
-		t.Fatal(err)
-	}
-	_, err := of(dir, "j", ToTrain).take(t.Context())
-	if err == nil || !strings.Contains(err.Error(), lockPath(dir, "job", "j")) {
-		t.Errorf("a link was followed: %v", err)
-	}
-	if _, err := os.Lstat(target); err == nil {
-		t.Error("what the link points to was made")
-	}
-}
-
 func TestRanksWhoseDirectoryIsGoneAreNoError(t *testing.T) {
 	taken(t, of(filepath.Join(t.TempDir(), "gone"), "j", ToTrain)).release()
 }
