@@ -129,6 +129,7 @@ type Engine struct {
 	staging *staging.Staging
 	left    string // what the latest pause left on the devices
 	hash    hashing
+	leaving sync.Once // what an exit leaves behind is told once
 
 	mu          sync.Mutex // guards the fields below
 	devices     map[int]*deviceState

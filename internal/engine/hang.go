@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 	"unsafe"
 
 	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/hostmem"
+	"github.com/ebb-offload/ebb/internal/sizes"
 	"github.com/ebb-offload/ebb/internal/store"
 )
 
@@ -93,28 +95,40 @@ func (e *Engine) Shutdown() {
 	case <-done:
 	case <-late:
 		why := fmt.Sprintf("not done after %v", e.config.IOTimeout)
-		if paths := quarantine(e.backings.files.Usage().Hung).Paths; len(paths) > 0 {
+		hung := append(e.backings.files.Usage().Hung, e.states.store.Usage().Hung...)
+		if paths := quarantine(hung).Paths; len(paths) > 0 {
 			why += ": no answer from " + strings.Join(paths, ", ")
 		}
-		e.log.Printf("exit: %s", e.leftOnDisk(why))
+		e.tellLeftAtExit(why)
 	}
 }
 
+// removeAll removes what this process has on its disks. Of calls that have no answer it tells once, at the end: each
+// thing that is in the way of one directory would else have a line of its own.
 func (e *Engine) removeAll() {
 	e.endControl()
-	e.removeMaps()
-	err := e.backings.files.Close()
-	switch hang := (*filesys.HangError)(nil); {
-	case errors.As(err, &hang):
-		e.log.Printf("exit: %s", e.leftOnDisk(hang.Error()))
-	case err != nil:
-		e.log.Printf("remove backup files: %v", err)
-		e.removePointers()
-	default:
-		e.removePointers()
+	var hung error
+	tell := func(what string, err error) {
+		switch {
+		case errors.Is(err, filesys.ErrHang):
+			if hung == nil {
+				hung = err
+			}
+		case err != nil && !errors.Is(err, store.ErrClosed):
+			e.log.Printf("%s: %v", what, err)
+		}
 	}
-	if err := e.states.store.Close(); err != nil {
-		e.log.Printf("remove the files of streamed state: %v", err)
+	e.removeMaps(tell)
+	tell("remove backup files", e.backings.files.Close())
+	tell("remove the files of streamed state", e.states.store.Close())
+	hang := (*filesys.HangError)(nil)
+	switch {
+	case hung == nil:
+		e.removePointers()
+	case errors.As(hung, &hang):
+		e.tellLeftAtExit(hang.Error())
+	default:
+		e.tellLeftAtExit(hung.Error())
 	}
 	for _, l := range e.leases {
 		if err := l.Release(); err != nil {
@@ -123,17 +137,39 @@ func (e *Engine) removeAll() {
 	}
 }
 
+// tellLeftAtExit says what an exit leaves behind, once: it may be known at the deadline, and again when the last call
+// has ended.
+func (e *Engine) tellLeftAtExit(why string) {
+	e.leaving.Do(func() { e.log.Printf("exit: %s", e.leftOnDisk(why)) })
+}
+
 // leftOnDisk says what an exit leaves behind, in which of the directories used so far, and why.
 func (e *Engine) leftOnDisk(why string) string {
-	u := e.backings.files.Usage()
-	files := fmt.Sprintf("%d backup files", u.Files)
-	if u.Files == 1 {
-		files = "1 backup file"
+	var what, dirs []string
+	for _, of := range []struct {
+		usage     store.Usage
+		one, more string
+	}{
+		{e.backings.files.Usage(), "1 backup file", "backup files"},
+		{e.states.store.Usage(), "1 file of streamed state", "files of streamed state"},
+	} {
+		switch n := of.usage.Files; n {
+		case 0:
+			continue
+		case 1:
+			what = append(what, fmt.Sprintf("%s (%s)", of.one, sizes.Binary(of.usage.DiskBytes)))
+		default:
+			what = append(what, fmt.Sprintf("%d %s (%s)", n, of.more, sizes.Binary(of.usage.DiskBytes)))
+		}
+		for _, d := range of.usage.Dirs {
+			if !slices.Contains(dirs, d.Dir) {
+				dirs = append(dirs, d.Dir)
+			}
+		}
 	}
-	var dirs []string
-	for _, d := range u.Dirs {
-		dirs = append(dirs, d.Dir)
+	if len(what) == 0 { // the map, or the socket's name
+		what, dirs = []string{"files"}, []string{filepath.Dir(e.config.Lease)}
 	}
-	return fmt.Sprintf("%s (%s) left behind in %s, for the launcher or ebb gc to remove when the disk answers: %s",
-		files, store.Size(u.DiskBytes), strings.Join(dirs, ", "), why)
+	return fmt.Sprintf("%s left behind in %s, for the launcher or ebb gc to remove when the disk answers: %s",
+		strings.Join(what, " and "), strings.Join(dirs, ", "), why)
 }

@@ -3,6 +3,7 @@ package engine
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -275,4 +276,25 @@ func TestAnExitDoesNotWaitForAFrozenDisk(t *testing.T) {
 	}
 	r.hang("")
 	r.eventually(func() bool { return len(r.files()) == 0 })
+}
+
+// However many things it has on a disk that is frozen, what an exit leaves behind is told in one line: the backups, the
+// map of them and the files of streamed state.
+func TestAnExitTellsOnceWhatAFrozenDiskKeeps(t *testing.T) {
+	base := filepath.Join(testutil.InMemory(t), "disk")
+	r := newRank(t, 3, Config{StateChunk: stateChunk, IOTimeout: time.Second}, base)
+	s := r.newState("adam", 300<<10)
+	s.mustUpdate(r.slot(1<<20, 0), r.stream(0), 0)
+	r.make(1<<20, 0, disk("x"))
+	r.pause()
+	before := len(r.logged())
+	r.hang("any:*:hang")
+	r.Shutdown()
+	r.Shutdown() // meanwhile the calls of the first one end at their own deadline
+	said := r.logged()[before:]
+	r.hang("")
+	r.eventually(func() bool { return len(r.files()) == 0 && r.quarantined().Threads == 0 })
+	if want := "exit: 1 backup file (1.0 MiB) and 1 file of streamed state "; strings.Count(said, "exit: ") != 1 || !strings.Contains(said, want) || strings.Count(said, "\n") != 1 {
+		t.Errorf("want one line with %q:\n%s", want, said)
+	}
 }

@@ -90,12 +90,12 @@ func (e *Engine) mapFreed(a *alloc.Allocation) {
 	}
 }
 
-// removeMaps removes the maps when the process ends.
-func (e *Engine) removeMaps() {
+// removeMaps removes the maps when the process ends, and tells of each how that went.
+func (e *Engine) removeMaps(tell func(what string, err error)) {
 	e.parked.mu.Lock()
 	defer e.parked.mu.Unlock()
 	for _, m := range e.parked.maps {
-		e.sayError(m.file.Remove())
+		tell("exit", m.file.Remove())
 	}
 }
 
