@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from typing import Any
+from typing import Any, List
 
 from . import _abi, _memory, _region
 from ._errors import DeviceError, OutOfDeviceMemory, UnsafeConfiguration
@@ -56,13 +56,14 @@ class Memory:
         """All of it, as a tensor of torch.uint8."""
 
     def free(self) -> None:
-        """Gives the memory back. Work of the device that uses it has ended, or is waited for."""
-        address, self._address = self._address, 0
-        if address:
+        """Gives the memory back. Work of the device that uses it has ended, or is waited for. After a DeviceError it can be
+        called again."""
+        if self._address:
             with current(self._torch, self._device):
-                code = _abi.library().cudaFree(ctypes.c_void_p(address))
+                code = _abi.library().cudaFree(ctypes.c_void_p(self._address))
             if code != 0:
-                raise DeviceError(f"cudaFree of {self.size} bytes of streamed state: error {code}")
+                raise DeviceError(f"cudaFree of {self.size} bytes of streamed state at {self._address:#x}: error {code}")
+            self._address = 0
 
     def _allocate(self) -> int:
         pointer = ctypes.c_void_p()
@@ -78,6 +79,24 @@ class Memory:
         place = {"shape": (self.size,), "typestr": "|u1", "data": (self._address, False), "version": 2}
         array = type("Array", (), {"__cuda_array_interface__": place})()
         return self._torch.as_tensor(array, device=self._device)
+
+
+def free_all(memories: List[Memory]) -> None:
+    """Gives all of it back, and takes what is given back out of the list: the rest is for another try. Raises DeviceError,
+    which names each that the driver did not take."""
+    refused: List[DeviceError] = []
+    for memory in list(memories):
+        try:
+            memory.free()
+        except DeviceError as err:
+            refused.append(err)
+        else:
+            memories.remove(memory)
+    if refused:
+        raise DeviceError(
+            f"{len(memories)} pieces of GPU memory of streamed state were not given back ({'; '.join(map(str, refused))}): an "
+            "earlier error of the device, most likely. They are tried again with the next release() or close()"
+        ) from refused[0]
 
 
 def current(torch: Any, device: Any) -> Any:

@@ -123,6 +123,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         self._lock = threading.RLock()
         self._slots: Optional[_Slots] = None
         self._traffic = _Traffic()
+        self._former: List[_device.Memory] = []  # that is to be given back
         self._behind: Optional[_Step] = None  # a step that failed, and is to go on
         self._at_work = False  # a step uses the slots: a pause on its own thread does not free them
         self._torn = ""  # why the state is not to be used
@@ -297,17 +298,19 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                     raise WrongState(
                         f"{self._state.name}: GPU memory holds values whose write failed: call step() again first"
                     )
-                self._slots.free()
+                self._slots.give_up()
                 self._slots = None
             self._hooks.armed = True
+            _device.free_all(self._former)
 
     def close(self) -> None:
         """Gives up GPU memory and files, and with them the state. Closing again does nothing."""
         with self._lock:
             self._hooks.remove()
-            self._drop()
-            self.release()
-            self._state.close()
+            with contextlib.ExitStack() as all_of_it:  # the last one first
+                all_of_it.callback(self._state.close)
+                all_of_it.callback(self.release)
+                all_of_it.callback(self._drop)
 
     def __del__(self) -> None:
         if getattr(self, "_made", False) and self._process == os.getpid() and not sys.is_finalizing():
@@ -575,7 +578,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
     def _slots_now(self) -> "_Slots":
         if self._slots is None:
             self._slots = _Slots(
-                self._state, self._device, self._buckets, self._types, self.segments, self.buckets_in_flight, self._traffic
+                self._state, self._device, self._buckets, self._types, self.segments, self.buckets_in_flight, self._traffic,
+                self._former,
             )
         return self._slots
 
@@ -590,8 +594,10 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         self._behind = None
         self._hooks.armed = True
         if self._slots is not None:
-            self._slots.drain()
-            self._slots.forget()
+            try:
+                self._slots.drain()
+            finally:
+                self._slots.forget()
 
     def _release_for_pause(self) -> None:
         """release(), where nothing is under way and nothing would be lost."""
@@ -913,8 +919,9 @@ class _Slots:
         moments: Sequence[str],
         count: int,
         traffic: "_Traffic",
+        former: List[_device.Memory],
     ) -> None:
-        self._state, self._device, self._traffic = state, device, traffic
+        self._state, self._device, self._traffic, self._former = state, device, traffic, former
         most = max((b.elements for b in buckets), default=0)
         streamed = {name: kind for name, kind in types.items() if any(name in b.segments for b in buckets)}
         own: Dict[str, Any] = {"work": torch.float32}
@@ -930,7 +937,9 @@ class _Slots:
             for _ in range(min(count, max(len(buckets), 1))):
                 self._slots.append(_Slot(*_areas(device, streamed, most)))
         except BaseException:
-            self.free()
+            self.give_up()
+            with contextlib.suppress(Error):  # that why there is none says more; the rest is tried again
+                _device.free_all(former)
             raise
 
     def of(self, bucket: Bucket) -> Optional[_Slot]:
@@ -1050,15 +1059,16 @@ class _Slots:
         pauses = _pauses()
         assert self._shared is not None
         if self._shared.pauses != pauses:
-            former = self._shared
-            self._shared, areas = _areas(self._device, self._own, self._most)
-            self.work, self.moments = areas.pop("work"), areas
-            former.free()
+            memory, areas = _areas(self._device, self._own, self._most)
+            self._former.append(self._shared)
+            self._shared, self.work, self.moments = memory, areas.pop("work"), areas
+            _device.free_all(self._former)
         for slot in self._slots:
             if slot.bucket is None and slot.memory.pauses != pauses:
-                former = slot.memory
-                slot.memory, slot.areas = _areas(self._device, self._streamed, self._most)
-                former.free()
+                memory, areas = _areas(self._device, self._streamed, self._most)
+                self._former.append(slot.memory)
+                slot.memory, slot.areas = memory, areas
+                _device.free_all(self._former)
 
     def drain(self) -> None:
         """Waits for all requests and for the device, whatever they say. New values whose write failed stay."""
@@ -1076,11 +1086,10 @@ class _Slots:
             slot.bucket = slot.written = slot.set_parameters = None
             slot.failed = False
 
-    def free(self) -> None:
-        """Gives the memory back, when nothing uses it."""
+    def give_up(self) -> None:
+        """Has the memory given back as former memory, now that nothing uses it. No use of the slots after that."""
         self.drain()
-        for memory in [s.memory for s in self._slots] + ([self._shared] if self._shared is not None else []):
-            memory.free()
+        self._former += [s.memory for s in self._slots] + ([self._shared] if self._shared is not None else [])
         self._slots, self._shared = [], None
 
     def _give_up(self, slot: _Slot) -> None:

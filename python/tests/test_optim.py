@@ -883,6 +883,41 @@ class DeviceMemory(Streamed):
         gc.collect()
         self.assertEqual((free_memory(), ebb.status()["states"]), (before, []))
 
+    def test_all_is_given_back_that_the_driver_takes(self):
+        """What it refuses is named, and tried again."""
+        for give_back in ("release", "close"):
+            made = parameters()
+            before = free_memory()
+            optimizer = self.streamed(made)
+            loss_of(made, 0).backward()
+            optimizer.step()
+            library, refused = ctypes.CDLL(None), []
+
+            class Library:
+                def cudaFree(self, pointer):
+                    if len(refused) < 2:
+                        refused.append(pointer.value)
+                        return 719
+                    return library.cudaFree(pointer)
+
+                def __getattr__(self, name):
+                    return getattr(real(), name)
+
+            real = ebb._device._abi.library
+            with mock.patch.object(ebb._device._abi, "library", Library), self.assertRaises(ebb.DeviceError) as caught:
+                getattr(optimizer, give_back)()
+            self.assertEqual(len(refused), 2)
+            for address in refused:
+                self.assertIn(f"{address:#x}", str(caught.exception))
+            self.assertIn("error 719", str(caught.exception.__cause__))
+            left = before - free_memory()
+            self.assertEqual(optimizer._state.closed, give_back == "close")
+            if give_back == "release":
+                optimizer.step()  # with other memory
+            optimizer.close()
+            self.assertEqual(free_memory(), before)
+            self.assertGreater(left, 0)
+
     def test_no_room_for_it(self):
         made = [torch.nn.Parameter(torch.zeros(24 * MiB))]
         optimizer = self.streamed(made, bucket_elements=24 * MiB)
