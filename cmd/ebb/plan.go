@@ -20,6 +20,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/diskspeed"
 	"github.com/ebb-offload/ebb/internal/hostmem"
 	"github.com/ebb-offload/ebb/internal/launch"
+	"github.com/ebb-offload/ebb/internal/sizes"
 	"github.com/ebb-offload/ebb/internal/sizing"
 )
 
@@ -452,7 +453,7 @@ func (o planOptions) host() (bytes uint64, known bool, why string) {
 		bytes, reserve = verdict.Bytes+verdict.Reserve, o.hostReserve
 		bytes -= min(reserve, bytes)
 	}
-	return bytes, true, fmt.Sprintf("this machine: %s, reserve %s", verdict.Limit, hostmem.Size(reserve))
+	return bytes, true, fmt.Sprintf("this machine: %s, reserve %s", verdict.Limit, sizes.Binary(reserve))
 }
 
 // Measuring is short: rounds make the range.

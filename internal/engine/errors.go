@@ -9,6 +9,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/device/cuda"
 	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/hostmem"
+	"github.com/ebb-offload/ebb/internal/sizes"
 	"github.com/ebb-offload/ebb/internal/store"
 )
 
@@ -35,9 +36,9 @@ type DeviceMemoryError struct {
 }
 
 func (e *DeviceMemoryError) Error() string {
-	s := fmt.Sprintf("not enough memory on device %d: %s needed, %s free", e.Device, store.Size(e.Need), store.Size(e.Free))
+	s := fmt.Sprintf("not enough memory on device %d: %s needed, %s free", e.Device, sizes.Binary(e.Need), sizes.Binary(e.Free))
 	for i, h := range e.Holders {
-		s += [...]string{"; held by ", ", "}[min(i, 1)] + fmt.Sprintf("pid %d (%s): %s", h.PID, h.Name, store.Size(h.Bytes))
+		s += [...]string{"; held by ", ", "}[min(i, 1)] + fmt.Sprintf("pid %d (%s): %s", h.PID, h.Name, sizes.Binary(h.Bytes))
 	}
 	if e.Err != nil {
 		s += ": " + e.Err.Error()

@@ -9,7 +9,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/filesys"
 	"github.com/ebb-offload/ebb/internal/rankdir"
-	"github.com/ebb-offload/ebb/internal/store"
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // A process that execs is another program with the number and the start time that it had: what its former
@@ -70,6 +70,6 @@ func (e *Engine) removeFormer(dir string) {
 	f.dirs[got.dir] = true
 	if n := len(got.report.Files); n > 0 {
 		e.log.Printf("removed %d backup files, %s, that this process's former program left in %s when it was replaced (exec)",
-			n, store.Size(got.report.Bytes), dir)
+			n, sizes.Binary(got.report.Bytes), dir)
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/control"
-	"github.com/ebb-offload/ebb/internal/store"
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // This file compares what a pause released with what became free: physical memory that somebody still
@@ -105,7 +105,7 @@ func (e *Engine) freed(res *Result, set []*alloc.Allocation, before look) {
 	}
 	if why := res.compare(before, after); why != "" {
 		e.log.Printf("a pause released %s of device memory, of which %s did not become free: %s",
-			store.Size(res.DeviceBytes), store.Size(res.DeviceBytes-min(res.DeviceBytes, res.Freed)), why)
+			sizes.Binary(res.DeviceBytes), sizes.Binary(res.DeviceBytes-min(res.DeviceBytes, res.Freed)), why)
 	}
 }
 
@@ -137,7 +137,7 @@ func growth(before, after look) (bytes int64, by []string) {
 		more := int64(after.others[pid]) - int64(before.others[pid])
 		bytes += more
 		if more > 0 {
-			by = append(by, fmt.Sprintf("pid %d took %s", pid, store.Size(uint64(more))))
+			by = append(by, fmt.Sprintf("pid %d took %s", pid, sizes.Binary(uint64(more))))
 		}
 	}
 	return bytes, by
@@ -171,6 +171,6 @@ func (t *transfer) halfway() (res Result) {
 func (e *Engine) tellWritten(res Result) {
 	if res.HostBytes+res.DiskBytes > 0 {
 		e.log.Printf("a pause failed when %s of host memory and %s of files had been written",
-			store.Size(res.HostBytes), store.Size(res.DiskBytes))
+			sizes.Binary(res.HostBytes), sizes.Binary(res.DiskBytes))
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/hostmem"
 	"github.com/ebb-offload/ebb/internal/pipeline"
 	"github.com/ebb-offload/ebb/internal/plan"
+	"github.com/ebb-offload/ebb/internal/sizes"
 	"github.com/ebb-offload/ebb/internal/store"
 )
 
@@ -99,7 +100,7 @@ func (e *Engine) refuseUnmanaged(s Settings) error {
 		return fmt.Errorf("%w: %d allocations were made outside of a region%s: %s", ErrUnmanaged, s.Unmanaged, of, remedy)
 	}
 	if held, _ := e.ownBytes(); held > contextBytes {
-		return fmt.Errorf("%w: %s, none of which was made in a region: %s", ErrUnmanaged, store.Size(held), remedy)
+		return fmt.Errorf("%w: %s, none of which was made in a region: %s", ErrUnmanaged, sizes.Binary(held), remedy)
 	}
 	return nil
 }
@@ -247,7 +248,7 @@ func (e *Engine) openBackings(set []*alloc.Allocation) (held []store.Backing, fr
 		if held[i], made[i], err = e.backings.open(a); err != nil {
 			lacking := errors.Is(err, store.ErrNoSpace) || errors.Is(err, hostmem.ErrMemory)
 			if more := need[a.Backup]; lacking && more > a.Size {
-				err = fmt.Errorf("this pause takes %s more in all: %w", store.Size(more), err)
+				err = fmt.Errorf("this pause takes %s more in all: %w", sizes.Binary(more), err)
 			}
 		}
 		return err

@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
-	"github.com/ebb-offload/ebb/internal/store"
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // BeginReset readies the engine for a reset of a device's primary context, which ends all that the driver
@@ -42,7 +42,7 @@ func (e *Engine) dropPinned() error {
 		}
 	}
 	if paused > 0 {
-		return fmt.Errorf("%w: %s of paused memory lie in pinned host memory that a reset of the device frees: resume them first, or keep backups in the arena (EBB_HOST_ARENA=1), in plain memory (mmap) or on disk", ErrState, store.Size(paused))
+		return fmt.Errorf("%w: %s of paused memory lie in pinned host memory that a reset of the device frees: resume them first, or keep backups in the arena (EBB_HOST_ARENA=1), in plain memory (mmap) or on disk", ErrState, sizes.Binary(paused))
 	}
 	return e.releaseBackings(retained)
 }

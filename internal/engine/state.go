@@ -14,6 +14,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/fingerprint"
 	"github.com/ebb-offload/ebb/internal/pipeline"
 	"github.com/ebb-offload/ebb/internal/rankdir"
+	"github.com/ebb-offload/ebb/internal/sizes"
 	"github.com/ebb-offload/ebb/internal/staging"
 	"github.com/ebb-offload/ebb/internal/store"
 )
@@ -151,11 +152,11 @@ const maxStateName = 255 // bytes
 
 // CreateState makes a state of zeros. It takes all its room, or none. device is the one that the caller works
 // on, where that is known, else negative; diskDir is the setting of disk backups.
-func (e *Engine) CreateState(name string, sizes []uint64, device int, diskDir string) (id uint64, err error) {
+func (e *Engine) CreateState(name string, segments []uint64, device int, diskDir string) (id uint64, err error) {
 	if name == "" || len(name) > maxStateName || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f || r == 0xfffd }) {
 		return 0, fmt.Errorf("%w: the name of a state has 1 to %d bytes, all printable: %q", ErrInvalid, maxStateName, name)
 	}
-	if len(sizes) == 0 {
+	if len(segments) == 0 {
 		return 0, fmt.Errorf("%w: the state %q has no segment", ErrInvalid, name)
 	}
 	if device < 0 {
@@ -167,7 +168,7 @@ func (e *Engine) CreateState(name string, sizes []uint64, device int, diskDir st
 	s.dirs = e.chooseStateDirs(diskDir)
 	st.dirs = s.dirs
 	first := s.last + 1
-	s.last += uint64(len(sizes)) + 1
+	s.last += uint64(len(segments)) + 1
 	st.id = s.last
 	s.mu.Unlock()
 	s.store.Retry()
@@ -177,7 +178,7 @@ func (e *Engine) CreateState(name string, sizes []uint64, device int, diskDir st
 			err = filesys.Also(err, st.release())
 		}
 	}()
-	for i, size := range sizes {
+	for i, size := range segments {
 		b, err := s.store.Open(first+uint64(i), size)
 		if err != nil {
 			if !errors.Is(err, store.ErrClosed) {
@@ -188,9 +189,9 @@ func (e *Engine) CreateState(name string, sizes []uint64, device int, diskDir st
 		st.segments = append(st.segments, &segment{of: st, number: i, size: size, backing: b})
 		st.bytes += size
 	}
-	err = e.inParallel(len(sizes), func(i int) error { return e.reserveSegment(st.segments[i]) })
-	if errors.Is(err, store.ErrNoSpace) && len(sizes) > 1 {
-		err = fmt.Errorf("it takes %s in all: %w", store.Size(st.bytes), err)
+	err = e.inParallel(len(segments), func(i int) error { return e.reserveSegment(st.segments[i]) })
+	if errors.Is(err, store.ErrNoSpace) && len(segments) > 1 {
+		err = fmt.Errorf("it takes %s in all: %w", sizes.Binary(st.bytes), err)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("room for the state %q: %w", name, err)
@@ -198,7 +199,7 @@ func (e *Engine) CreateState(name string, sizes []uint64, device int, diskDir st
 	s.mu.Lock()
 	s.open[st.id] = st
 	s.mu.Unlock()
-	e.log.Printf("streamed state %q: %d segments, %s, in %s", name, len(sizes), store.Size(st.bytes), strings.Join(s.dirsOf(st), ", "))
+	e.log.Printf("streamed state %q: %d segments, %s, in %s", name, len(segments), sizes.Binary(st.bytes), strings.Join(s.dirsOf(st), ", "))
 	return st.id, nil
 }
 

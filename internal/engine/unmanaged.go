@@ -10,7 +10,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
-	"github.com/ebb-offload/ebb/internal/store"
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // Class is device memory of the process that ebb does not manage, of one kind: what the hooks saw
@@ -179,13 +179,13 @@ func (e *Engine) leave(res *Result, tags []string, s Settings) {
 func (e *Engine) leftBehind(kept []alloc.Kept, told []Class) string {
 	var parts []string
 	for _, k := range kept {
-		parts = append(parts, fmt.Sprintf("%s in %d allocations kept (%s)", store.Size(k.Bytes), k.Count, k.Reason))
+		parts = append(parts, fmt.Sprintf("%s in %d allocations kept (%s)", sizes.Binary(k.Bytes), k.Count, k.Reason))
 	}
 	classes := e.known(told)
 	slices.SortFunc(classes, func(a, b Class) int { return cmp.Compare(a.Name, b.Name) })
 	for _, c := range classes {
 		if c.Bytes > 0 {
-			parts = append(parts, fmt.Sprintf("%s not managed (%s)", store.Size(c.Bytes), c.Name))
+			parts = append(parts, fmt.Sprintf("%s not managed (%s)", sizes.Binary(c.Bytes), c.Name))
 		}
 	}
 	return strings.Join(parts, ", ")

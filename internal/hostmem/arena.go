@@ -15,6 +15,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 const (
@@ -121,7 +123,7 @@ func (a *Arena) Alloc(n uint64) (*Region, error) {
 	defer a.mu.Unlock()
 	r, err := a.alloc(n)
 	if err != nil {
-		return nil, fmt.Errorf("take %s of host memory: %w", Size(n), err)
+		return nil, fmt.Errorf("take %s of host memory: %w", sizes.Binary(n), err)
 	}
 	return r, nil
 }
@@ -330,7 +332,7 @@ func (a *Arena) giveBack(p *piece) error {
 	var err error
 	if a.options.Unregister != nil {
 		if err = a.options.Unregister(address(p.memory)); err != nil {
-			err = fmt.Errorf("unregister %s of host memory: %w", Size(uint64(len(p.memory))), err)
+			err = fmt.Errorf("unregister %s of host memory: %w", sizes.Binary(uint64(len(p.memory))), err)
 		}
 	}
 	return errors.Join(err, shut(p.memory))

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // groupVariable makes the test binary a child in a cgroup: the child moves itself there first.
@@ -126,14 +128,14 @@ func TestInACgroupOf256MiB(t *testing.T) {
 		}
 		if err != nil {
 			if !errors.Is(err, ErrMemory) {
-				t.Errorf("after %s: %v", Size(taken), err)
+				t.Errorf("after %s: %v", sizes.Binary(taken), err)
 			}
 			break
 		}
 		taken += 32 * mib
 	}
 	if taken < 64*mib || taken > 256*mib {
-		t.Errorf("%s were taken", Size(taken))
+		t.Errorf("%s were taken", sizes.Binary(taken))
 	}
 	if err := a.Close(); err != nil {
 		t.Error(err)

@@ -21,7 +21,7 @@ type ShortError struct {
 
 func (e *ShortError) Error() string {
 	return fmt.Sprintf("%v: %s needed, %s left (%s; %s stay free); free some, raise the limit, or use the disk (--offload-train-target disk or auto)",
-		ErrMemory, Size(e.Need), Size(e.Left), e.Limit, Size(e.Reserve))
+		ErrMemory, sizes.Binary(e.Need), sizes.Binary(e.Left), e.Limit, sizes.Binary(e.Reserve))
 }
 
 // Unwrap makes errors.Is(err, ErrMemory) true.
@@ -76,7 +76,7 @@ func (v Verdict) String() string {
 	if v.Ranks != 1 {
 		ranks = fmt.Sprintf("%d ranks", v.Ranks)
 	}
-	return fmt.Sprintf("%s: %s, %s, reserve %s", Size(v.Bytes), v.Limit, ranks, Size(v.Reserve))
+	return fmt.Sprintf("%s: %s, %s, reserve %s", sizes.Binary(v.Bytes), v.Limit, ranks, sizes.Binary(v.Reserve))
 }
 
 // Budget is what this rank may take now: an equal share of what node and cgroups leave, less a
@@ -133,9 +133,9 @@ func (b bound) left() uint64 {
 }
 
 func (b bound) String() string {
-	s := b.name + " " + Size(b.total)
+	s := b.name + " " + sizes.Binary(b.total)
 	if b.known {
-		s += ", " + Size(b.used) + " in use"
+		s += ", " + sizes.Binary(b.used) + " in use"
 	}
 	return s
 }
@@ -159,6 +159,3 @@ func (l Limits) empty() Limits {
 	l.Groups = groups
 	return l
 }
-
-// Size is a number of bytes for people, in powers of 1024, with one digit after the point.
-func Size(n uint64) string { return sizes.Binary(n) }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // maker makes the pieces of the queue until it is empty. One runs at a time, while making is set.
@@ -107,7 +109,7 @@ func (a *Arena) register(p *piece) error {
 		return nil
 	}
 	if err := a.options.Register(address(p.memory), uint64(len(p.memory))); err != nil {
-		return fmt.Errorf("register %s of host memory: %w", Size(uint64(len(p.memory))), err)
+		return fmt.Errorf("register %s of host memory: %w", sizes.Binary(uint64(len(p.memory))), err)
 	}
 	return nil
 }

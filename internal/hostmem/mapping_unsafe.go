@@ -5,6 +5,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // This file makes and unmakes mappings. The memory is not Go's: the collector neither moves nor
@@ -21,7 +23,9 @@ type PageError struct {
 	Err   error // of the system
 }
 
-func (e *PageError) Error() string { return e.Doing + " " + Size(e.Bytes) + ": " + e.Err.Error() }
+func (e *PageError) Error() string {
+	return e.Doing + " " + sizes.Binary(e.Bytes) + ": " + e.Err.Error()
+}
 
 // Unwrap gives the cause, and ErrMemory where that is what it amounts to.
 func (e *PageError) Unwrap() []error {

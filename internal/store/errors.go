@@ -55,7 +55,7 @@ func (e *NoSpaceError) Error() string {
 	if e.limited() {
 		return e.Err.Error()
 	}
-	s := fmt.Sprintf("%v in %s: %s needed, %s free", ErrNoSpace, e.Dir, Size(e.Need), Size(e.Free))
+	s := fmt.Sprintf("%v in %s: %s needed, %s free", ErrNoSpace, e.Dir, sizes.Binary(e.Need), sizes.Binary(e.Free))
 	if e.InodesFree == 0 {
 		s += ", no inodes free"
 	}
@@ -84,6 +84,3 @@ func allFull(need uint64, each []*NoSpaceError) error {
 	all.Dir = strings.Join(names, ", ")
 	return all
 }
-
-// Size is a number of bytes for people: "512 bytes", "1.5 MiB".
-func Size(n uint64) string { return sizes.Binary(n) }

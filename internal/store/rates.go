@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // rate counts the transfers of one directory.
@@ -76,7 +78,7 @@ func (d SlowDir) String() string {
 	if d.Writing {
 		doing = "writes"
 	}
-	return fmt.Sprintf("%s is slow: it %s %s/s where the other directories do %s/s", d.Dir, doing, Size(uint64(d.Rate)), Size(uint64(d.Others)))
+	return fmt.Sprintf("%s is slow: it %s %s/s where the other directories do %s/s", d.Dir, doing, sizes.Binary(uint64(d.Rate)), sizes.Binary(uint64(d.Others)))
 }
 
 // slowBytes is what directories must have moved before they are compared: less is the latency

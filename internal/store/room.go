@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/ebb-offload/ebb/internal/filesys"
+	"github.com/ebb-offload/ebb/internal/sizes"
 )
 
 // member is a directory as one backing uses it.
@@ -202,7 +203,7 @@ func (b *backing) warnOfFull(full *NoSpaceError) {
 		b.store.warn(full.Dir, "full", "%v; until then blocks go to the other directories", full)
 		return
 	}
-	b.store.warn(full.Dir, "full", "%s is full (%s free): blocks go to the other directories", full.Dir, Size(full.Free))
+	b.store.warn(full.Dir, "full", "%s is full (%s free): blocks go to the other directories", full.Dir, sizes.Binary(full.Free))
 }
 
 // deal gives the blocks from first on a place each: to the members in turn, beginning at turn,
