@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -84,11 +86,19 @@ left behind.`,
 		"processes that park at the same time in the row ranks")
 	f.Var(&value{text: fmt.Sprint(o.ChunkMB), kind: "MIB", parse: into(&o.ChunkMB, launch.ParseChunkMB)}, "chunk-mb",
 		"staging buffer of a process")
-	f.Var(&value{kind: "LIB", parse: into(&o.Against, anything)}, "against",
+	f.Var(&value{kind: "LIB", parse: into(&o.Against, fileName)}, "against",
 		"another library with torch_memory_saver's functions, measured in turn with ebb's")
-	f.Var(&value{kind: "FILE", parse: into(&asJSON, anything)}, "json", "write the result as JSON to this file; - is standard output, without the text")
-	f.Var(&value{kind: "FILE", parse: into(&asSVG, anything)}, "svg", "draw seconds against bytes into this file: rows pause, resume and sizes")
+	f.Var(&value{kind: "FILE", parse: into(&asJSON, fileName)}, "json", "write the result as JSON to this file; - is standard output, without the text")
+	f.Var(&value{kind: "FILE", parse: into(&asSVG, fileName)}, "svg", "draw seconds against bytes into this file: rows pause, resume and sizes")
 	return cmd
+}
+
+// fileName is a parser that takes no empty name, as of a shell's variable that is not set.
+func fileName(s string) (string, error) {
+	if s == "" {
+		return "", errors.New("must name a file")
+	}
+	return s, nil
 }
 
 func printRows(w io.Writer) {
@@ -114,6 +124,9 @@ func benchVerb(ctx context.Context, o bench.Options, asJSON, asSVG string) error
 			return err
 		}
 	}
+	if asJSON != "" && asJSON != "-" && sameFile(asJSON, asSVG) {
+		return launch.Usagef("--json and --svg name one file, %s: name another for one of them", asJSON)
+	}
 	o.Environ, o.Warn = os.Environ(), say
 	showing := newProgress(os.Stderr)
 	o.Progress = showing.say
@@ -133,31 +146,32 @@ func benchVerb(ctx context.Context, o bench.Options, asJSON, asSVG string) error
 	return benchFailed(err)
 }
 
-// printBench writes the result where it was asked for.
+// printBench writes the result where it was asked for. What was measured took minutes: what cannot be written to
+// one place is written to the others, and the text to standard output.
 func printBench(report bench.Report, asJSON, asSVG string) error {
+	var svgErr, jsonErr error
 	if asSVG != "" {
 		var drawing bytes.Buffer
-		if err := report.WriteSVG(&drawing); err != nil {
-			return err
-		}
-		if err := writeFile(asSVG, drawing.Bytes()); err != nil {
-			return err
+		if svgErr = report.WriteSVG(&drawing); svgErr == nil {
+			svgErr = writeFile(asSVG, drawing.Bytes())
 		}
 	}
 	if asJSON == "-" {
-		return printJSON(report)
-	}
-	if asJSON != "" {
-		document, err := report.JSON()
-		if err == nil {
-			err = writeFile(asJSON, document)
+		jsonErr = printJSON(report)
+	} else {
+		if asJSON != "" {
+			var document []byte
+			if document, jsonErr = report.JSON(); jsonErr == nil {
+				jsonErr = writeFile(asJSON, document)
+			}
 		}
-		if err != nil {
-			return err
-		}
+		report.WriteText(stdout, coloured(os.Stdout))
 	}
-	report.WriteText(stdout, coloured(os.Stdout))
-	return nil
+	if svgErr != nil && jsonErr != nil {
+		say(oneLine(svgErr))
+		return jsonErr
+	}
+	return cmp.Or(svgErr, jsonErr)
 }
 
 // signalError says that a signal ended the verb.
@@ -219,11 +233,33 @@ func canWrite(file string) error {
 	return nil
 }
 
-func writeFile(file string, content []byte) error {
-	if err := os.WriteFile(file, content, 0o644); err != nil {
-		return &launch.Error{Status: launch.StatusInternal, Text: "writing the result: " + oneLine(err), Err: err}
+// sameFile says whether two names are of one file, be it there or not.
+func sameFile(a, b string) bool {
+	if a == "" || b == "" {
+		return false
 	}
-	return nil
+	one, err := os.Stat(a)
+	other, err2 := os.Stat(b)
+	if err == nil && err2 == nil {
+		return os.SameFile(one, other)
+	}
+	// One that is not there yet is told by its folder and name.
+	folder, err := os.Stat(filepath.Dir(a))
+	its, err2 := os.Stat(filepath.Dir(b))
+	return err == nil && err2 == nil && filepath.Base(a) == filepath.Base(b) && os.SameFile(folder, its)
+}
+
+// writeFile writes a result. A file that was made for it and cannot be filled is removed.
+func writeFile(file string, content []byte) error {
+	_, err := os.Lstat(file)
+	made := errors.Is(err, fs.ErrNotExist)
+	if err = os.WriteFile(file, content, 0o644); err == nil {
+		return nil
+	}
+	if made {
+		_ = os.Remove(file) // where it could not even be made there is none
+	}
+	return &launch.Error{Status: launch.StatusInternal, Text: "writing the result: " + oneLine(err) + "; the rest of the result is written all the same", Err: err}
 }
 
 // coloured reports whether a file is a terminal that may be sent escape sequences.

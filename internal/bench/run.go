@@ -147,7 +147,7 @@ func (s *session) open() error {
 	for _, disk := range s.disks {
 		f, err := makeFolder(disk.Dir, s.o.Warn)
 		if err != nil {
-			return launch.Usagef("disk directory %s: %w", disk.Dir, err)
+			return launch.Usagef("disk directory %s: %w; name another with --disk-dir", disk.Dir, err)
 		}
 		s.folders = append(s.folders, f)
 	}
