@@ -182,7 +182,7 @@ func (s *Store) prepare(f *diskFile, fd int) error {
 	if err := s.allocate(f, fd, f.size); noRoom(err) {
 		return err
 	} else if err != nil {
-		return fmt.Errorf("%w: %w", ErrIO, err)
+		return ioError(err)
 	}
 	return s.prove(f, fd)
 }

@@ -3,8 +3,11 @@ package store
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ebb-offload/ebb/internal/sizes"
 )
@@ -21,6 +24,18 @@ var (
 
 // errNoRoom is a block call on a backing that has taken no room.
 var errNoRoom = errors.New("no room was reserved")
+
+// ioError is ErrIO; of a file that may not become as large it says who does not let it.
+func ioError(err error) error {
+	switch {
+	case !errors.Is(err, unix.EFBIG):
+		return fmt.Errorf("%w: %w", ErrIO, err)
+	case overLimit(math.MaxInt64):
+		return fmt.Errorf("%w: %w: the process may make no larger files (RLIMIT_FSIZE): start it with ulimit -f unlimited", ErrIO, err)
+	default:
+		return fmt.Errorf("%w: %w: the file system takes no larger files: name a directory on another one", ErrIO, err)
+	}
+}
 
 // NoSpaceError says how much room was needed and free, in bytes.
 type NoSpaceError struct {

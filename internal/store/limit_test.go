@@ -2,6 +2,8 @@ package store
 
 import (
 	"errors"
+	"math"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -32,5 +34,18 @@ func TestAWriteOverTheLimitOfFilesIsNoLackOfDirectIO(t *testing.T) {
 	}
 	if err := writeAll(refusing{}, -1, p, limit-ioAlign, true); !refusesDirect(err) {
 		t.Errorf("within it: %v", err)
+	}
+	if err := ioError(unix.EFBIG); !errors.Is(err, ErrIO) || !errors.Is(err, unix.EFBIG) || !strings.Contains(err.Error(), "ulimit -f unlimited") {
+		t.Errorf("it does not say what to do: %v", err)
+	}
+}
+
+// Without such a limit it is that of the file system.
+func TestAFileTooLargeForTheFileSystemIsSaid(t *testing.T) {
+	if overLimit(math.MaxInt64) {
+		t.Skip("this process may not make files of any size")
+	}
+	if err := ioError(unix.EFBIG); !errors.Is(err, ErrIO) || !strings.Contains(err.Error(), "name a directory on another one") {
+		t.Error(err)
 	}
 }

@@ -113,7 +113,7 @@ func (s *Store) withFile(f *diskFile, n int64, op func(fd int, direct bool) erro
 		case errors.Is(err, unix.ESTALE), errors.Is(err, io.ErrUnexpectedEOF):
 			return fmt.Errorf("%w (%w)", ErrLost, err)
 		default:
-			return fmt.Errorf("%w: %w", ErrIO, err)
+			return ioError(err)
 		}
 	}
 }
