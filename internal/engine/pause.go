@@ -97,6 +97,10 @@ func (e *Engine) refuseUnmanaged(s Settings) error {
 		if of != "" {
 			of = " (" + of + ")"
 		}
+		if len(s.Classes) == 1 && s.Classes[0].Name == classPool { // a region makes no difference to it
+			return fmt.Errorf("%w: all of it from cudaMallocAsync%s, which ebb does not manage: use cudaMalloc "+
+				"(in PyTorch: no backend:cudaMallocAsync in PYTORCH_CUDA_ALLOC_CONF)", ErrUnmanaged, of)
+		}
 		return fmt.Errorf("%w: %d allocations were made outside of a region%s: %s", ErrUnmanaged, s.Unmanaged, of, remedy)
 	}
 	if held, _ := e.ownBytes(); held > contextBytes {

@@ -203,3 +203,15 @@ func TestAPauseOfEverythingNamesWhatPassedTheHooks(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 }
+
+// To put it into a region would not help.
+func TestAPauseOfNothingButPoolsSaysThatTheyAreNotManaged(t *testing.T) {
+	r := newRig(t)
+	r.set.Unmanaged = 2
+	r.set.Classes = []Class{{"pool", 5 << 20, 2}}
+	_, err := r.Pause(nil, r.set)
+	if !errors.Is(err, ErrUnmanaged) || !strings.Contains(err.Error(), "cudaMallocAsync") || strings.Contains(err.Error(), "region") ||
+		strings.Contains(err.Error(), "TMS_INIT_ENABLE") {
+		t.Fatalf("%v", err)
+	}
+}
