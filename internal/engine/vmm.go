@@ -130,11 +130,8 @@ func (e *Engine) Map(addr mem.Addr, size, offset uint64, h mem.Handle, flags uin
 		}
 		m := &alloc.Mapping{Addr: addr, Offset: offset, Length: size}
 		if e.table.State(a) == alloc.Active {
-			if flags != 0 {
-				return nil, refuse(call, device.CodeInvalidValue, "flags %d", flags)
-			}
-			if occupied { // by paused memory, if the driver does not know it
-				return nil, refuse(call, device.CodeInvalidValue, "managed memory is mapped at %v already", addr)
+			if flags != 0 || occupied { // by paused memory, if the driver does not know it
+				return nil, e.mayMap(a, m, flags, occupied)
 			}
 			if err := e.drv.MemMap(addr, size, offset, a.Pieces[0].Handle); err != nil {
 				return nil, fmt.Errorf("map %v at %v: %w", a, addr, err)
@@ -148,7 +145,7 @@ func (e *Engine) Map(addr mem.Addr, size, offset uint64, h mem.Handle, flags uin
 	})
 }
 
-// mayMap judges a mapping of paused memory, which the driver does not see, as the driver would.
+// mayMap judges a mapping that the driver does not see, as the driver would: of paused memory, or over it.
 func (e *Engine) mayMap(a *alloc.Allocation, m *alloc.Mapping, flags uint64, occupied bool) error {
 	const call = "cuMemMap"
 	d, err := e.deviceState(a.Device)

@@ -206,6 +206,10 @@ func TestOwnersGoOnWhileTheirMemoryIsPaused(t *testing.T) {
 	o.refuses("half a map", o.Map(at(8), 2*grain, 0, h, 0), device.CodeNotSupported)
 	o.refuses("a map at an offset", o.Map(at(8), 2*grain, 2*grain, h, 0), device.CodeNotSupported)
 	o.refuses("a map at an odd address", o.Map(at(8)+4096, 4*grain, 0, h, 0), device.CodeInvalidValue)
+	active := o.create(4*grain, 0, disk("y"))
+	o.refuses("active memory over paused memory", o.Map(at(3), 4*grain, 0, active, 0), device.CodeInvalidValue)
+	o.refuses("half of active memory over paused memory", o.Map(at(3), 2*grain, 0, active, 0), device.CodeNotSupported)
+	check(t, o.Release(active))
 	check(t, o.Map(at(8), 4*grain, 0, h, 0)) // a second address of the last
 	check(t, o.SetAccess(at(8), 4*grain, []mem.Access{mem.ReadWrite(0)}))
 	check(t, o.Unmap(at(5), 4*grain)) // and the first is given up
