@@ -49,6 +49,9 @@ func claimAll(disks Disks, places Places, ranks []Rank, o Options, say func(stri
 	if errors.As(err, &d) {
 		return nil, &Error{Status: StatusUsage, Text: d.Error(), Err: err}
 	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return nil, failf(StatusDirectory, "%w: make room there, or name another disk directory", err)
+	}
 	return nil, failf(StatusDirectory, "%w", err)
 }
 

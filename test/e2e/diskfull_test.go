@@ -1,10 +1,15 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // Where the file system preallocates, the room is short before the first byte is written; where it does
@@ -44,5 +49,29 @@ func TestADiskThatFillsAtARandomByteOfAPause(t *testing.T) {
 			t.Log(strings.TrimSpace(succeed(t, cmd)))
 			wantNoFiles(t, full)
 		})
+	}
+}
+
+// A disk that has no room for even the marker of a rank is no place to start one.
+func TestARunWithAFullDiskSaysWhatToDo(t *testing.T) {
+	full := mountExt4(t, "16M")
+	rest, err := os.Create(filepath.Join(full, "rest"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for block := make([]byte, 4096); err == nil; {
+		_, err = rest.Write(block)
+	}
+	if e2 := rest.Close(); !errors.Is(err, unix.ENOSPC) || e2 != nil {
+		t.Fatal(err, e2)
+	}
+	n := newNode(t, 64)
+	o := run(t, n.ebbRun(t, diskFlags(filepath.Join(n.disk, "room"), full), "cycles.py"))
+	if o.status != 73 || !strings.Contains(o.stderr, full) || !strings.Contains(o.stderr, "make room there, or name another disk directory\n") {
+		t.Error(o)
+	}
+	wantNoFiles(t, n.disk)
+	if found := below(t, full, ""); !slices.Equal(found, []string{"rest"}) {
+		t.Errorf("left: %v", found)
 	}
 }
