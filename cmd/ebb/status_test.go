@@ -32,16 +32,12 @@ const rankStatus64 = `{"version":"0.1.0","pid":%d,"job":"train","role":"actor","
 // standIns are ranks without engines: the real server on real sockets, all in this process.
 func standIns(t testing.TB, n int) (runtime string) {
 	t.Helper()
-	runtime, err := os.MkdirTemp("", "ebb-status-") // the paths of sockets are short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(runtime) })
+	runtime = testutil.SocketDir(t)
 	self, err := rankdir.Self()
 	if err != nil {
 		t.Fatal(err)
 	}
-	disk := t.TempDir()
+	disk := testutil.SocketDir(t) // short: a name is never broken
 	for i := range n {
 		owner := self
 		owner.StartTime += uint64(i) + 1

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebb-offload/ebb/internal/rankdir"
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 func self(t *testing.T) rankdir.Owner {
@@ -84,7 +85,7 @@ func TestDirectoriesOfSockets(t *testing.T) {
 }
 
 func TestPlaceIsTheFirstDirectoryThatWillDo(t *testing.T) {
-	xdg := t.TempDir()
+	xdg := testutil.SocketDir(t)
 	long := "/" + strings.Repeat("x", 100)
 	for _, c := range []struct{ runtime, xdg, want string }{
 		{"/x", xdg, "/x"},
@@ -112,11 +113,7 @@ func listenAt(t *testing.T, path string) {
 }
 
 func TestOnlySocketsOfTheDeadAreRemoved(t *testing.T) {
-	dir, err := os.MkdirTemp("", "ebb-control-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := testutil.SocketDir(t)
 	gone := dead(t)
 	live, stale := filepath.Join(dir, SocketName(self(t))), filepath.Join(dir, SocketName(gone))
 	listenAt(t, live)

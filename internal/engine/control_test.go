@@ -22,6 +22,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/control"
 	"github.com/ebb-offload/ebb/internal/control/client"
 	"github.com/ebb-offload/ebb/internal/mem"
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // These tests command an engine as others do, through its socket. What libebb.so adds between the
@@ -72,9 +73,7 @@ func faultOf(err error) *control.Error {
 // newRemoteRig is an engine with a control socket.
 func newRemoteRig(t *testing.T, c Config) *rig {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "ebb-run-") // short, unlike t.TempDir
-	check(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := testutil.SocketDir(t)
 	calls := &direct{}
 	c.ChunkBytes, c.RuntimeDir, c.Calls = 4<<20, filepath.Join(dir, "ebb"), calls
 	c.Job, c.Identity = "job", "role=actor cell=1 rank=2"

@@ -19,6 +19,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/control"
 	"github.com/ebb-offload/ebb/internal/control/server"
 	"github.com/ebb-offload/ebb/internal/rankdir"
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // fake is a rank without an engine: the real server on a real socket, which answers as the test says.
@@ -29,17 +30,6 @@ type fake struct {
 
 	mu    sync.Mutex
 	asked []control.Request
-}
-
-// sockets is a new directory for sockets, with a short name.
-func sockets(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "ebb-node-") // t.TempDir may be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
 }
 
 var names struct {
@@ -151,7 +141,7 @@ func ranksOf(fakes ...*fake) (ranks []Rank) {
 // ---- finding ---------------------------------------------------------------------------------
 
 func TestRanksAreFoundInOrderAndOnce(t *testing.T) {
-	one, other, named, disk := sockets(t), sockets(t), sockets(t), sockets(t)
+	one, other, named, disk := testutil.SocketDir(t), testutil.SocketDir(t), testutil.SocketDir(t), testutil.SocketDir(t)
 	var all []*fake
 	for i, dir := range []string{one, other, one, other} {
 		all = append(all, start(t, dir, actor(10-i), "{}", nil))
@@ -180,7 +170,7 @@ func TestRanksAreFoundInOrderAndOnce(t *testing.T) {
 }
 
 func TestWhoDoesNotAnswerIsNamedWithTheReason(t *testing.T) {
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	rank := start(t, dir, actor(0), "{}", nil)
 	hangs := socketPath(t, dir, true)
 	mute(t, hangs)
@@ -221,7 +211,7 @@ func TestWhoDoesNotAnswerIsNamedWithTheReason(t *testing.T) {
 }
 
 func TestOnlySocketsOfTheDeadAreRemoved(t *testing.T) {
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	self, err := rankdir.Self()
 	if err != nil {
 		t.Fatal(err)
@@ -251,7 +241,7 @@ func TestOnlySocketsOfTheDeadAreRemoved(t *testing.T) {
 }
 
 func TestADirectoryThatOthersMayWriteToIsNotLookedInto(t *testing.T) {
-	open, private := sockets(t), sockets(t)
+	open, private := testutil.SocketDir(t), testutil.SocketDir(t)
 	start(t, open, actor(0), "{}", nil)
 	start(t, private, actor(1), "{}", nil)
 	if err := os.Chmod(open, 0o777); err != nil {
@@ -266,7 +256,7 @@ func TestADirectoryThatOthersMayWriteToIsNotLookedInto(t *testing.T) {
 
 // The environment of a process says where its socket is.
 func TestARankIsFoundByItsProcess(t *testing.T) {
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	rank := start(t, dir, actor(0), "{}", nil)
 	child := sleeper(t, "EBB_RUNTIME_DIR="+dir, "EBB_ROLE=critic", "EBB_RANK=4")
 	ranks, _, err := Discover(t.Context(), Places{PIDs: []int{child}})
@@ -283,7 +273,7 @@ func TestARankIsFoundByItsProcess(t *testing.T) {
 
 // What was found by the time at which whoever asks goes away is told, and who had not answered by then.
 func TestDiscoverTellsWhatItFoundWhenItsContextEnds(t *testing.T) {
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	answers, hangs := socketPath(t, dir, false), socketPath(t, dir, true)
 	mute(t, hangs)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/control"
 	"github.com/ebb-offload/ebb/internal/control/server"
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // hang is when waiting counts as waiting for ever.
@@ -29,7 +30,7 @@ func refuses(e control.Error) func(*fake, *server.Ask) server.Answer {
 const tagged = `{"tags":[{"tag":"default","active":5},{"tag":"weights","active":7}]}`
 
 func TestAPauseIsDoneWhenTheDriverShowsTheMemoryFreeOnEveryRank(t *testing.T) {
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	good := control.Done{Allocations: 2, Bytes: 10, DeviceBytes: 20, Freed: 20}
 	a, b := start(t, dir, actor(0), tagged, done(good)), start(t, dir, actor(1), tagged, done(good))
 	r := Pause(t.Context(), ranksOf(a, b), nil, 90*time.Second, "mine")
@@ -69,7 +70,7 @@ func TestAPauseIsDoneWhenTheDriverShowsTheMemoryFreeOnEveryRank(t *testing.T) {
 }
 
 func TestEachRankThatDoesNotPauseIsNamedWithItsReason(t *testing.T) {
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	part := control.Done{Allocations: 1, Bytes: 5}
 	good := start(t, dir, actor(0), tagged, done(control.Done{}))
 	full := start(t, dir, actor(1), tagged, refuses(control.Error{Code: 11, Message: "no space left in /nvme"}))
@@ -108,7 +109,7 @@ func rankOf(t *testing.T, dir string) Rank {
 }
 
 func TestARankIsAskedForThoseOfTheTagsThatItHas(t *testing.T) {
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	both := start(t, dir, actor(0), tagged, done(control.Done{}))
 	one := start(t, dir, actor(1), `{"tags":[{"tag":"weights"}]}`, done(control.Done{}))
 	none := start(t, dir, actor(2), `{"tags":[]}`, refuses(control.Error{Code: 4, Message: "unknown tag"}))
@@ -127,7 +128,7 @@ func TestARankIsAskedForThoseOfTheTagsThatItHas(t *testing.T) {
 
 // A rank that says nothing of its safe point is late a moment after the deadline, and its pause withdrawn.
 func TestARankThatSaysNothingIsLateAndItsPauseWithdrawn(t *testing.T) {
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	gone := make(chan struct{})
 	stuck := start(t, dir, actor(0), tagged, func(_ *fake, a *server.Ask) server.Answer {
 		<-a.Gone
@@ -154,7 +155,7 @@ func await(t *testing.T, c <-chan struct{}, what string) {
 }
 
 func TestACallerWhoGivesUpWithdrawsWhatHasNotBegunAndWaitsForWhatHas(t *testing.T) {
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	gone, waiting, asked, finish := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
 	waits := start(t, dir, actor(0), tagged, func(_ *fake, a *server.Ask) server.Answer {
 		close(waiting)
@@ -219,7 +220,7 @@ func TestAnotherCallersOperationIsNotTakenForOnesOwn(t *testing.T) {
 
 // A pause may begin at the moment at which it is withdrawn: then it is told as what it is.
 func TestAPauseThatBeganAtTheMomentOfItsWithdrawalIsTold(t *testing.T) {
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	waiting := make(chan struct{})
 	f := start(t, dir, actor(0), tagged, func(_ *fake, a *server.Ask) server.Answer {
 		close(waiting)
@@ -237,7 +238,7 @@ func TestAPauseThatBeganAtTheMomentOfItsWithdrawalIsTold(t *testing.T) {
 }
 
 func TestARankWhoseProcessEndsMeanwhileIsGone(t *testing.T) {
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	asked := make(chan struct{})
 	rank := start(t, dir, actor(0), tagged, func(_ *fake, a *server.Ask) server.Answer {
 		close(asked)
@@ -258,7 +259,7 @@ func TestARankThatStopsInTheMidstIsLate(t *testing.T) {
 	if os.Getenv("EBB_TEST_LONG") != "1" {
 		t.Skip("takes as long as a rank may say nothing: EBB_TEST_LONG=1")
 	}
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	rank := start(t, dir, actor(0), "", func(f *fake, a *server.Ask) server.Answer {
 		if a.Cmd == control.CmdPause {
 			f.publish(control.Event{Kind: control.EventBegin, Operation: "pause", By: "control"})
@@ -278,7 +279,7 @@ func TestARankThatStopsInTheMidstIsLate(t *testing.T) {
 // ---- status ------------------------------------------------------------------------------------
 
 func TestAStatusComesFromAllWhoAnswerWhileOneHangs(t *testing.T) {
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	full := `{"version":"0.1.0","device":"H200","bytes_active":1,"bytes_paused":9,"news":true,
 		"tags":[{"tag":"a","active":1,"host":4,"in_host":3,"in_files":2,"skipped":4}],
 		"last_pause":{"bytes":9,"seconds":2,"gb_per_s":4.5,"skipped_zero_bytes":1,"skipped_same_bytes":2,"skipped_unused_bytes":3,"phases":{"move":1.5}}}`
@@ -307,7 +308,7 @@ func TestAStatusComesFromAllWhoAnswerWhileOneHangs(t *testing.T) {
 }
 
 func TestDevices(t *testing.T) {
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	one := control.Device{Ordinal: 0, Name: "H200", UUID: "GPU-1", Total: 100, Free: 40, Holders: []control.Holder{{PID: 7, Bytes: 60, Name: "python"}}}
 	a := start(t, dir, actor(0), "{}", func(*fake, *server.Ask) server.Answer { return server.Answer{Result: []control.Device{one}} })
 	b := start(t, dir, actor(1), "{}", refuses(control.Error{Code: 7, Message: "the driver refused"}))
@@ -369,7 +370,7 @@ func TestDisksAreCountedOnceAndTheirRoomIsTold(t *testing.T) {
 // ---- events --------------------------------------------------------------------------------------
 
 func TestWatchHearsAllRanksUntilTheyEnd(t *testing.T) {
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	says, leaves := start(t, dir, actor(0), "{}", nil), start(t, dir, actor(1), "{}", nil)
 	var mu sync.Mutex
 	heard := map[string][]string{}
@@ -404,7 +405,7 @@ func TestWatchHearsAllRanksUntilTheyEnd(t *testing.T) {
 }
 
 func TestWatchEndsWithItsContext(t *testing.T) {
-	dir := sockets(t)
+	dir := testutil.SocketDir(t)
 	rank := start(t, dir, actor(0), "{}", nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan struct{})

@@ -15,6 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 func TestSweepWhereEbbNeverWas(t *testing.T) {
@@ -447,7 +449,7 @@ func TestDirectoryOfAnotherMade(t *testing.T) {
 
 // TestThingsThatAreNoLeases, and no markers, are reported and left.
 func TestThingsThatAreNoLeases(t *testing.T) {
-	base := t.TempDir()
+	base := testutil.SocketDir(t)
 	dir := deadRank(t, base, "fifo")
 	deadRank(t, base, "directory")
 	key := func(job string) string { return testIdentity(job).LeasePath(base) }

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // browser is a real Chromium without a window, commanded over pipes (the DevTools protocol). It uses no
@@ -50,9 +52,11 @@ func newBrowser(t *testing.T) *browser {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute) // then it hangs
 	t.Cleanup(cancel)
+	own := testutil.SocketDir(t) // it makes sockets in both
 	cmd := exec.CommandContext(ctx, path, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
 		"--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe",
-		"--user-data-dir="+t.TempDir(), "about:blank")
+		"--user-data-dir="+own, "about:blank")
+	cmd.Env = append(os.Environ(), "TMPDIR="+own)
 	ours, theirs := pipe(t)
 	back, backTheirs := pipe(t)
 	cmd.ExtraFiles = []*os.File{ours, backTheirs} // its descriptors 3 and 4

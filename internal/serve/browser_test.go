@@ -10,6 +10,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/control"
 	"github.com/ebb-offload/ebb/internal/node"
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // In a real browser the page shows ranks and events, its policy refuses nothing of its own, and what a
@@ -42,9 +43,11 @@ func TestThePageInABrowser(t *testing.T) {
 		dom.Reset()
 		errs.Reset()
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+		own := testutil.SocketDir(t) // it makes sockets in both
 		cmd := exec.CommandContext(ctx, path, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage",
-			"--disable-background-networking", "--disable-component-update", "--user-data-dir="+t.TempDir(), "--enable-logging=stderr",
+			"--disable-background-networking", "--disable-component-update", "--user-data-dir="+own, "--enable-logging=stderr",
 			"--timeout=3000", "--dump-dom", s.base+"/")
+		cmd.Env = append(os.Environ(), "TMPDIR="+own)
 		cmd.Stdout, cmd.Stderr = &dom, &errs
 		err := cmd.Run()
 		cancel()

@@ -20,6 +20,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 const secret = "0123456789abcdef0123456789abcdef"
@@ -285,7 +287,7 @@ func TestRoutesAndMethods(t *testing.T) {
 }
 
 func TestASocketIsItsOwnersAlone(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
+	path := filepath.Join(testutil.SocketDir(t), "s")
 	s := serving(t, newFake(1), func(o *Options) { o.Listen = "unix:" + path })
 	info, err := os.Stat(path)
 	if err != nil {
@@ -315,7 +317,7 @@ func TestASocketIsItsOwnersAlone(t *testing.T) {
 }
 
 func TestOnlyAStaleSocketIsReplaced(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
+	path := filepath.Join(testutil.SocketDir(t), "s")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
 		t.Fatal(err)

@@ -72,6 +72,35 @@ func InMemory(t testing.TB) string {
 	return dir
 }
 
+// longTemp is of how many bytes the path of the directory for temporary files is too long for sockets below it: a
+// socket's path holds 107 bytes, and ebb's name for one 62.
+const longTemp = 12
+
+// NewSocketDir makes an empty directory whose path is short, wherever temporary files are: control sockets have room in
+// it, and in directories in it with names of 20 bytes. The caller removes it.
+func NewSocketDir() (string, error) {
+	base := os.TempDir()
+	if len(base) > longTemp {
+		base = "/tmp"
+	}
+	return os.MkdirTemp(base, "ebb-")
+}
+
+// SocketDir is NewSocketDir for one test.
+func SocketDir(t testing.TB) string {
+	t.Helper()
+	dir, err := NewSocketDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
 // OnSoftGPU runs the tests of a package, as the body of its TestMain, with softgpu set up for this
 // process alone: settings are SOFTGPU_ variables without that prefix. The result is for os.Exit.
 func OnSoftGPU(m *testing.M, settings map[string]string) int {

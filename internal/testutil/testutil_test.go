@@ -2,6 +2,7 @@ package testutil
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,4 +36,27 @@ func TestAMissingPartFailsTheTest(t *testing.T) {
 		}
 	}()
 	built(f, "dist/no-such-file", "make nothing")
+}
+
+// What a test's environment says of temporary files does not decide whether sockets can be made.
+func TestSocketsHaveRoomWhereverTemporaryFilesAre(t *testing.T) {
+	long := filepath.Join(t.TempDir(), strings.Repeat("a-long-name", 12))
+	if err := os.MkdirAll(long, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, temp := range []string{"", "/tmp", long} {
+		t.Setenv("TMPDIR", temp)
+		path := filepath.Join(SocketDir(t), strings.Repeat("n", 20), strings.Repeat("s", 62))
+		if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Errorf("TMPDIR=%s: %v", temp, err)
+			continue
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
 }

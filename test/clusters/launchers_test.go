@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // Each launcher is started with its line of docs/clusters/launchers.md, over the software device.
@@ -134,10 +136,7 @@ type running struct {
 // launcher passes on as the status failed, and one is killed while its memory is parked.
 func (l launcher) test(t *testing.T, failed int) {
 	t.Helper()
-	work, err := os.MkdirTemp("", "ebb-l-") // the path of a socket is short
-	if err != nil {
-		t.Fatal(err)
-	}
+	work := testutil.SocketDir(t)
 	device := fmt.Sprintf("launchers-%s-%d", l.name, os.Getpid())
 	t.Cleanup(func() {
 		_ = os.RemoveAll(work)

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/ebb-offload/ebb/internal/control"
+	"github.com/ebb-offload/ebb/internal/testutil"
 	"github.com/ebb-offload/ebb/internal/version"
 )
 
@@ -31,21 +32,10 @@ type commanded struct {
 	address string
 }
 
-// runtimeDir is a directory for sockets, with a short path.
-func runtimeDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "ebb-e2e-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 // startCommanded starts the program, by itself or under a supervisor.
 func startCommanded(t *testing.T, n *node, supervisor ...string) *commanded {
 	t.Helper()
-	c := &commanded{t: t, runtime: runtimeDir(t), stderr: &bytes.Buffer{}}
+	c := &commanded{t: t, runtime: testutil.SocketDir(t), stderr: &bytes.Buffer{}}
 	cmd := n.victim(t, "commanded.py")
 	if len(supervisor) > 0 {
 		cmd = n.ebbRun(t, supervisor, "commanded.py")

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // docBlock is a block of a page, with the comments above it. Readers do not see these; they say
@@ -75,12 +77,7 @@ func newReader(t *testing.T) *reader {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The path of a socket is short.
-	sockets, err := os.MkdirTemp("", "ebb-docs-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(sockets) })
+	sockets := testutil.SocketDir(t)
 	r := &reader{home: home, env: []string{
 		"PATH=" + filepath.Join(root, "dist/bin") + ":" + os.Getenv("PATH"), "HOME=" + home, "LC_ALL=C.UTF-8",
 		"PYTHONPATH=" + filepath.Join(root, "python"), "PYTHONDONTWRITEBYTECODE=1",

@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // hangs is when a victim counts as hanging.
@@ -66,7 +68,7 @@ func runAll(m *testing.M) (status int, err error) {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
-	if sockets, err = os.MkdirTemp("", "ebb-e2e-"); err != nil {
+	if sockets, err = testutil.NewSocketDir(); err != nil {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(sockets)) }()

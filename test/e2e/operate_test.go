@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // These tests look at and command real ranks from outside, as an operator does: under `ebb run`, on one software GPU.
@@ -39,11 +41,7 @@ func newOperated(t *testing.T, ranks int) *operated {
 	t.Helper()
 	o := &operated{node: newNode(t, 256)}
 	o.node.env = []string{"SOFTGPU_GRANULARITY_KB=64"}
-	var err error
-	if o.runtime, err = os.MkdirTemp("", "ebb-"); err != nil { // the paths of sockets are short
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(o.runtime) })
+	o.runtime = testutil.SocketDir(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

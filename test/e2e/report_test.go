@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // The log of a real rank makes a report: what was parked, what was zero, and the pause that failed.
@@ -77,11 +79,7 @@ func TestAReportOfARealRank(t *testing.T) {
 // SIGUSR1 to ebb asks the ranks themselves, and does them no harm.
 func TestSIGUSR1TellsWhatRealRanksHold(t *testing.T) {
 	n := newNode(t, 256)
-	sockets, err := os.MkdirTemp("", "ebb-usr1-") // the path of a socket is short
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(sockets)
+	sockets := testutil.SocketDir(t)
 	there, said := filepath.Join(n.disk, "there-"), filepath.Join(n.disk, "said")
 	cmd := n.process(t, lib("../bin/ebb"), "run", "--nproc-per-node", "2", "--device", "soft", "--offload-train",
 		"--offload-train-target", "disk", "--offload-train-disk-dir", filepath.Join(n.disk, "parked"),

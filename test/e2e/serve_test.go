@@ -23,6 +23,8 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // served is `ebb serve` for the ranks of a seat.
@@ -378,11 +380,7 @@ func TestAStoppedRankIsLateOverHTTP(t *testing.T) {
 // A process that is killed while a pause waits for it is named as gone.
 func TestAKilledRankIsNamedOverHTTP(t *testing.T) {
 	s := &seat{node: newNode(t, deviceMiB)}
-	var err error
-	if s.runtime, err = os.MkdirTemp("", "ebb-"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(s.runtime) })
+	s.runtime = testutil.SocketDir(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

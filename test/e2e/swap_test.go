@@ -18,6 +18,10 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // These tests hand the memory of one software GPU over between two ranks under `ebb run` and an engine, a
@@ -68,11 +72,7 @@ func newSeat(t *testing.T, kind string, engineArgs ...string) *seat {
 	t.Helper()
 	s := &seat{node: newNode(t, deviceMiB)}
 	s.node.env = []string{"SOFTGPU_GRANULARITY_KB=64"}
-	var err error
-	if s.runtime, err = os.MkdirTemp("", "ebb-"); err != nil { // the paths of sockets are short
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(s.runtime) })
+	s.runtime = testutil.SocketDir(t)
 	s.engine = s.startEngine(t, kind, engineArgs...)
 	s.engine.putToSleep(t)
 	s.startRanks(t)
@@ -700,15 +700,58 @@ func TestAnInterruptedHandOverWithdraws(t *testing.T) {
 	s.wantEngine(t, false)
 }
 
+// hasEnded reports whether a command that was started has come to its end. It can be waited for all the same.
+func hasEnded(t *testing.T, cmd *exec.Cmd) bool {
+	t.Helper()
+	info := unix.Siginfo{}
+	if err := unix.Waitid(unix.P_PID, cmd.Process.Pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err != nil {
+		t.Fatalf("wait for process %d: %v", cmd.Process.Pid, err)
+	}
+	return info.Signo != 0
+}
+
+// What waits for a command to begin its work must see that it has ended instead.
+func TestAnEndIsSeenBeforeItIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command("cat")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if hasEnded(t, cmd) {
+		t.Error("it is running")
+	}
+	if err := stdin.Close(); err != nil {
+		t.Error(err)
+	}
+	for deadline := time.Now().Add(hangs); !hasEnded(t, cmd); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("its end is not seen")
+		}
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
 // started is a hand-over that is under way: it has looked at the engine, and waits for ranks that are busy.
-func (s *seat) started(t *testing.T, to string, stderr io.Writer) *exec.Cmd {
+func (s *seat) started(t *testing.T, to string, stderr *bytes.Buffer) *exec.Cmd {
 	t.Helper()
 	cmd, looked := s.swapCommand(t, to), len(s.engine.state(t).Calls)
 	cmd.Stderr = stderr
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for len(s.engine.state(t).Calls) == looked {
+	for deadline := time.Now().Add(hangs); len(s.engine.state(t).Calls) == looked; {
+		if time.Now().After(deadline) {
+			t.Fatalf("ebb swap --to %s does not look at the engine", to)
+		}
+		if hasEnded(t, cmd) {
+			t.Fatalf("ebb swap --to %s has ended and not looked at the engine: %v\n%s", to, cmd.Wait(), stderr)
+		}
 		time.Sleep(10 * time.Millisecond)
 	}
 	return cmd

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebb-offload/ebb/internal/control"
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 const greeting = `{"v":1,"ebb":"0.1.0","job":"j","role":"actor","cell":"0","rank":"3","pid":7,"started":"2026-01-02T03:04:05Z"}` + "\n"
@@ -26,11 +27,7 @@ const greeting = `{"v":1,"ebb":"0.1.0","job":"j","role":"actor","cell":"0","rank
 // rank is a socket behind which a test says what a rank would say, and what it would not.
 func rank(t testing.TB, serve func(*net.UnixConn)) (path string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "ebb-client-") // t.TempDir may be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	path = filepath.Join(dir, "s")
+	path = filepath.Join(testutil.SocketDir(t), "s")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
@@ -50,7 +47,6 @@ func rank(t testing.TB, serve func(*net.UnixConn)) (path string) {
 	t.Cleanup(func() {
 		_ = l.Close()
 		<-over
-		_ = os.RemoveAll(dir)
 	})
 	return path
 }
@@ -134,7 +130,7 @@ func TestARankThatSaysNothingIsWaitedForUntilTheDeadline(t *testing.T) {
 
 // A stopped process takes no callers: when its queue is full the kernel turns them away, and the caller waits.
 func TestAFullQueueIsWaitedForUntilTheDeadline(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
+	path := filepath.Join(testutil.SocketDir(t), "s")
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -156,7 +152,7 @@ func TestAFullQueueIsWaitedForUntilTheDeadline(t *testing.T) {
 }
 
 func TestASocketWithoutAProcessIsRefused(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
+	path := filepath.Join(testutil.SocketDir(t), "s")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebb-offload/ebb/internal/control"
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // otherUserEnv makes this binary a client that prints the first line that it gets from a socket.
@@ -56,11 +57,7 @@ type held struct {
 
 func newRig(t *testing.T, change ...func(*Options)) *rig {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "ebb-server-") // short, unlike t.TempDir
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := testutil.SocketDir(t)
 	r := &rig{t: t, path: filepath.Join(dir, "ebb", "rank.sock"), asks: make(chan *held, 100)}
 	if err := os.Mkdir(filepath.Dir(r.path), 0o700); err != nil {
 		t.Fatal(err)
@@ -80,6 +77,7 @@ func newRig(t *testing.T, change ...func(*Options)) *rig {
 	for _, c := range change {
 		c(&o)
 	}
+	var err error
 	if r.Server, err = Start(o); err != nil {
 		t.Fatal(err)
 	}

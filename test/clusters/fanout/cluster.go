@@ -9,17 +9,15 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // Run pauses a whole cluster, kills some of it meanwhile, and resumes what is left. It compares what the controller
 // says of every node with what the script has for it, and with what the ranks did.
 func Run(t testing.TB, s Scale) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "ebb-fanout-") // the path of a socket is short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := testutil.SocketDir(t)
 
 	began := time.Now()
 	var hosts []*hostProcess
