@@ -188,6 +188,8 @@ class _Inner:
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         groups = state_dict["param_groups"]
+        if len(groups) != len(self.param_groups):
+            raise InvalidArgument(f"the checkpoint has {len(groups)} groups of parameters, this optimizer {len(self.param_groups)}")
         self.streamed._take_groups([{k: v for k, v in g.items() if k != "step"} for g in groups])
         steps = {int(g["step"]) for g in groups if g.get("step") is not None}
         if len(steps) > 1:

@@ -12,6 +12,7 @@ is not fp32, the fp32 master value is part of the streamed state, too. StreamedO
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib
 import inspect
@@ -21,11 +22,12 @@ import os
 import sys
 import tempfile
 import threading
+import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _device, _memory
-from ._errors import Error, InvalidArgument, StateError, UnsafeConfiguration, WrongState
+from ._errors import Error, ForkedChild, InvalidArgument, StateError, UnsafeConfiguration, WrongState
 from ._layout import Bucket, Piece, aligned, pack
 from ._state import Done, Part, Path, State, Ticket
 
@@ -73,8 +75,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
 
     params: as for torch.optim: fp32, bf16 and fp16 parameters of one device.
     defaults: options of groups.
-    moments_dtype: how the segments are stored: "fp32"; "bf16"; or "fp16", which has no values below 6e-8. They are
-        fp32 while they are updated. None: EBB_STREAM_OPTIMIZER_STATE_MOMENT_DTYPE, or "fp32".
+    moments_dtype: how the segments are stored: "fp32"; "bf16"; or "fp16", which has no values below 6e-8 and above
+        65504. They are fp32 while they are updated. None: EBB_STREAM_OPTIMIZER_STATE_MOMENT_DTYPE, or "fp32".
     bucket_elements: at most so many elements to a bucket; larger parameters are divided.
     buckets_in_flight: GPU memory is taken for so many buckets: one is read, one updated, one written. 1: one after
         the other.
@@ -88,6 +90,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
     """
 
     segments: Tuple[str, ...] = ()
+    _counts_steps = False
+    """State dicts of torch.optim's optimizer of this kind tell how many updates there were."""
 
     def __init__(
         self,
@@ -108,6 +112,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         for group in self.param_groups:
             self.check_group(group)
         self._device = _one_device(self._parameters())
+        self._places = _check_apart(self._parameters(), [])
         self._laid_out = [_lies(p) for p in self._parameters()]
         self._groups_made = [list(g["params"]) for g in self.param_groups]
         self._buckets = pack([g["params"] for g in self.param_groups], _needs_master, bucket_elements)
@@ -125,8 +130,10 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         self._traffic = _Traffic()
         self._former: List[_device.Memory] = []  # that is to be given back
         self._behind: Optional[_Step] = None  # a step that failed, and is to go on
+        self._marks: Dict[int, Any] = {}  # of parameters as the latest step that updated each left it
         self._at_work = False  # a step uses the slots: a pause on its own thread does not free them
         self._torn = ""  # why the state is not to be used
+        self._told_of_changes = False
         self._hooks = _Hooks()
         self._made = True
         self.last = Pass()
@@ -146,8 +153,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         steps: List[int],
     ) -> None:
         """Updates flat fp32 tensors in place: values, and state by the names in `segments`, the lists as long as
-        gradients. state is zero before a parameter's first update. It may be called with part of a parameter, so
-        that elements must not depend on each other, and again with the same values after a failure.
+        gradients, which are not to be changed. state is zero before a parameter's first update. It may be called with
+        part of a parameter, so that elements must not depend on each other, and again with the same values after a failure.
 
         group: the options. steps: how many updates each one had before.
         """
@@ -187,7 +194,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         shape or order of elements in memory than when the optimizer was made, or gradients changed since a
         StateError; InvalidArgument: a sparse gradient.
         """
-        with self._lock, torch.no_grad():
+        with self._entered(), torch.no_grad():
             self._check_usable()
             _check_not_paused()
             if self._behind is None:
@@ -197,9 +204,12 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                         self._prefetch_early()
                     with torch.enable_grad():
                         loss = closure()
+                    self._check_usable()  # it may have changed parameters, or paused them
+                    _check_not_paused()
                 if _overflowed(self):
                     return loss
                 step = _Step(self, loss)
+                self._tell_of_changes(step)
                 self._traffic.clear()
             else:
                 step = self._behind
@@ -225,6 +235,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             finally:
                 self._at_work = False
             self._behind = None
+            self._marks.update(step.marks)
             self._hooks.armed = True
             self.last = self._traffic.told(step.buckets)
             return step.loss
@@ -236,7 +247,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
 
         Raises what step raises, but for StateError.
         """
-        with self._lock, torch.no_grad():
+        with self._entered(), torch.no_grad():
             self._check_usable()
             _check_not_paused()
             if self._behind is None:
@@ -278,13 +289,28 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         finally:
             self._lock.release()
 
+    def _tell_of_changes(self, step: "_Step") -> None:
+        """Warns of parameters that others changed and whose masters, which the step updates, know nothing of it. Once."""
+        changed = [
+            p.number for b in step.left() for p in b.pieces
+            if p.has_master and p.number in step.marks and self._marks.get(p.number, step.marks[p.number]) != step.marks[p.number]
+        ]
+        if changed and not self._told_of_changes:
+            self._told_of_changes = True
+            warnings.warn(
+                f"{self._state.name}: parameter {changed[0]} was changed or moved by others since the last step (of {len(set(changed))} "
+                "such parameters this is the first). This step sets it from its fp32 master. Call take_parameters() after a change "
+                "that is to stay", RuntimeWarning, stacklevel=4,
+            )
+
     def take_parameters(self) -> None:
         """Parameters were changed by others: the masters begin as they are now, at the next step. Moments stay.
 
         Raises WrongState after a StateError.
         """
-        with self._lock:
+        with self._entered():
             self._check_current()
+            self._marks.clear()
             for bucket in self._buckets:
                 for piece in bucket.pieces:
                     piece.has_master = False
@@ -292,7 +318,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
     def release(self) -> None:
         """Gives the GPU memory of the buckets in flight back; the next step takes it again. ebb.pause() does it too, and
         a pause that comes from elsewhere takes that memory with the rank's other managed memory. Raises WrongState where a failed write is to be repeated."""
-        with self._lock:
+        with self._entered():
             if self._slots is not None:
                 if self._slots.has_new():
                     raise WrongState(
@@ -305,7 +331,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
 
     def close(self) -> None:
         """Gives up GPU memory and files, and with them the state. Closing again does nothing."""
-        with self._lock:
+        with self._entered():
             self._hooks.remove()
             with contextlib.ExitStack() as all_of_it:  # the last one first
                 all_of_it.callback(self._state.close)
@@ -361,17 +387,28 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 gradient = work[place].copy_(gradient)
             else:
                 value = work[place].copy_(own)
+                gradient = gradient.float()
             values.append(value)
             gradients.append(gradient)
         state = {name: [moments[name][p.at : p.at + p.elements] for p in pieces] for name in self.segments}
-        self.update(step.options[bucket.group], values, gradients, state, [p.steps for p in pieces])
+        options = step.options[bucket.group]
+        before = [g._version for g in gradients]
+        self.update(options, values, gradients, state, [p.steps for p in pieces])
+        # Fused functions count gradients as changed that they read only.
+        if not options.get("fused") and not bucket.masters and before != [g._version for g in gradients]:
+            raise InvalidArgument(
+                f"{type(self).__name__}.update() changed gradients in place, which are the parameters' own: where a bucket is "
+                "updated again it would get others. Copy them first"
+            )
         if self.moments_dtype != "fp32":
             for name in self.segments:
                 slot.areas[name][: bucket.elements].copy_(moments[name][: bucket.elements])
 
         def set_parameters() -> None:
             for piece, value in zip(pieces, values):
+                step.marks.pop(piece.number, None)
                 _set_flat(piece.parameter, piece.begin, piece.end, value)
+                step.marks[piece.number] = _mark(piece.parameter)
 
         return set_parameters, functools.partial(step.written, bucket, [(p, p.steps + 1) for p in pieces])
 
@@ -388,7 +425,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
 
         Raises WrongState after a StateError.
         """
-        with self._lock, torch.no_grad():
+        with self._entered(), torch.no_grad():
             self._check_current()
             if to is not None:
                 os.makedirs(to)
@@ -421,7 +458,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         Raises InvalidArgument: it is of other parameters, and nothing was changed; DiskError, NoSpace: it can be
         loaded again.
         """
-        with self._lock, torch.no_grad():
+        with self._entered(), torch.no_grad():
             self._check_open()
             saved = self._check_state_dict(state_dict)
             self._drop()
@@ -430,7 +467,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 sources: Dict[int, Dict[str, Any]] = {}
                 for piece in bucket.pieces:
                     entry = saved.get(piece.number, {})
-                    piece.steps, piece.has_master = int(entry.get("step", 0)), entry.get(MASTER) is not None
+                    piece.steps, piece.has_master = entry.get("step", 0), bucket.masters and entry.get(MASTER) is not None
                 for name in bucket.segments:
                     flat = {
                         p.number: _flat(p.parameter, saved[p.number][name])
@@ -450,7 +487,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
 
         Raises WrongState after a StateError; NoSpace, DiskError: nothing was changed.
         """
-        with self._lock:
+        with self._entered():
             self._check_current()
             extra = {**self._layout(), "groups": self._packed_groups(), "pieces": [
                 [[p.steps, p.has_master] for p in bucket.pieces] for bucket in self._buckets
@@ -468,11 +505,12 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         Raises InvalidArgument: it is of another optimizer, type, shape or layout, and nothing was changed;
         CorruptBackup, DiskError: the state is not usable until something is loaded.
         """
-        with self._lock:
+        with self._entered():
             self._check_open()
             extra = _extra(folder)
             for key, mine in self._layout().items():
                 _compare(folder, key, extra.get(key), mine)
+            _check_progress(folder, extra, self._buckets, self.param_groups)
             self._settle()
             former, self._torn = self._torn, f"load() of {os.fspath(folder)!r} failed: load it, or another checkpoint"
             try:
@@ -528,8 +566,9 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         for group, new in zip(self.param_groups, groups):
             for key, value in new.items():
                 if key != "params":
-                    # JSON has no tuples.
-                    group[key] = tuple(value) if isinstance(group.get(key), tuple) and isinstance(value, list) else value
+                    # JSON has no tuples. A learning rate that is a tensor is the optimizer's own.
+                    value = tuple(value) if isinstance(group.get(key), tuple) and isinstance(value, list) else value
+                    group[key] = copy.deepcopy(value)
 
     def _check_state_dict(self, state_dict: Dict[str, Any]) -> Dict[int, Dict[str, Any]]:
         """The saved state by number of parameter, checked."""
@@ -546,7 +585,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             if not entry or all(entry.get(name, 0) is None for name in self.segments):
                 continue  # it had no update
             for name in self.segments:
-                if name not in entry:
+                if entry.get(name) is None:
                     raise InvalidArgument(f"the state dict has no {name!r} of parameter {number}: it is of another optimizer")
             for name in self.segments + (MASTER,):
                 value = entry.get(name)
@@ -555,8 +594,20 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                         f"{name!r} of parameter {number} has shape {tuple(value.shape)} in the state dict, "
                         f"the parameter {tuple(parameter.shape)}"
                     )
-            saved[number] = {"step": 1, **entry}  # that of SGD counts no steps
+            saved[number] = {**entry, "step": self._steps_of(number, entry)}
         return saved
+
+    def _steps_of(self, number: int, entry: Dict[str, Any]) -> int:
+        """The updates that a state dict tells of a parameter."""
+        if "step" not in entry and not self._counts_steps:
+            return 1
+        try:
+            steps = float(entry["step"])
+            if steps >= 0 and steps == int(steps):
+                return int(steps)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            pass
+        raise InvalidArgument(f"'step' of parameter {number} is {entry.get('step')!r} in the state dict, not a number of updates")
 
     # ---- the object --------------------------------------------------------------------------
 
@@ -571,6 +622,17 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
 
     def __getstate__(self) -> Any:
         raise TypeError(f"{type(self).__name__} cannot be copied or pickled, its state is in files: use state_dict() or save()")
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        """One thread is inside. A forked child has no part in the files, and its lock may be another thread's for ever."""
+        if self._process != os.getpid():
+            raise ForkedChild(
+                f"{type(self).__name__} was made before this process was forked (pid {self._process}), and its state is there: use it "
+                "there, or make another one here"
+            )
+        with self._lock:
+            yield
 
     def _parameters(self) -> List[Any]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -592,6 +654,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
     def _drop(self) -> None:
         """Forgets a step that failed, and its new values."""
         self._behind = None
+        self._marks.clear()
         self._hooks.armed = True
         if self._slots is not None:
             try:
@@ -633,6 +696,11 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                     "without a gradient; for others make a new optimizer"
                 )
         for number, (parameter, before) in enumerate(zip(self._parameters(), self._laid_out)):
+            if parameter.device != self._device:
+                raise WrongState(
+                    f"{self._state.name}: parameter {number} is on {parameter.device}, and the optimizer was made for "
+                    f"{self._device}: bring it back, or make a new optimizer there, and give that the state dict from before"
+                )
             now = _lies(parameter)
             if now != before:
                 raise WrongState(
@@ -640,6 +708,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                     "its state is laid out like that, element by element. Make it what it was, or a new optimizer, and give "
                     "that the state dict from before"
                 )
+        self._places = _check_apart(self._parameters(), self._places)
 
     def _check_usable(self) -> None:
         self._check_open()
@@ -659,6 +728,7 @@ class _Adam(StreamedOptimizer):
     """What StreamedAdam and StreamedAdamW have in common."""
 
     segments = ("exp_avg", "exp_avg_sq")
+    _counts_steps = True
     _plain: Any
     _function: Any
 
@@ -692,6 +762,12 @@ class _Adam(StreamedOptimizer):
         if fused:
             self._step_supports_amp_scaling = True  # GradScaler then leaves found_inf and grad_scale here
 
+    def check_group(self, group: Dict[str, Any]) -> None:
+        super().check_group(group)
+        decoupled = self._plain is torch.optim.AdamW
+        if bool(group.get("decoupled_weight_decay", decoupled)) != decoupled:
+            raise InvalidArgument(f"{type(self).__name__} has no decoupled_weight_decay={not decoupled}: that is the other kind's")
+
     def update(
         self,
         group: Dict[str, Any],
@@ -709,6 +785,8 @@ class _Adam(StreamedOptimizer):
             options.update(fused=True, grad_scale=getattr(self, "grad_scale", None), found_inf=getattr(self, "found_inf", None))
         else:
             gradients = _unscaled(self, gradients)
+            if group["weight_decay"] and self._plain is torch.optim.Adam:  # older PyTorch adds the decay in place
+                gradients = [g.clone() for g in gradients]
         type(self)._function(
             values, gradients, state["exp_avg"], state["exp_avg_sq"], [], list(counts), **options, amsgrad=False,
             beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"], weight_decay=group["weight_decay"],
@@ -779,8 +857,11 @@ class StreamedSGD(StreamedOptimizer):
         # PyTorch makes the buffer from the first gradient.
         buffers = [buffer if done else None for buffer, done in zip(momentum, steps)]
         sgd = importlib.import_module("torch.optim.sgd").sgd
+        gradients = _unscaled(self, gradients)
+        if group["nesterov"]:  # PyTorch adds the momentum in place
+            gradients = [g.clone() for g in gradients]
         sgd(
-            values, _unscaled(self, gradients), buffers, has_sparse_grad=False, foreach=group["foreach"],
+            values, gradients, buffers, has_sparse_grad=False, foreach=group["foreach"],
             weight_decay=group["weight_decay"], momentum=group["momentum"], lr=group["lr"], dampening=group["dampening"],
             nesterov=group["nesterov"], maximize=group["maximize"],
         )
@@ -820,15 +901,25 @@ class _Step:
 
     def __init__(self, optimizer: StreamedOptimizer, loss: Any) -> None:
         self.loss = loss
-        self.options = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+        for group in optimizer.param_groups:  # options may have been set since
+            optimizer.check_group(group)
+        # Schedulers change a learning rate that is a tensor in place.
+        self.options = [{k: _copied(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         parameters = optimizer._parameters()
         self._parameters, self._gradient_of = parameters, optimizer.gradient_of
         self.gradients = self._now()
         for number, gradient in self.gradients.items():
             if gradient.layout is not torch.strided:
                 raise InvalidArgument(f"{type(optimizer).__name__} takes no sparse gradient: parameter {number} has one")
+            if gradient.shape != parameters[number].shape:
+                raise InvalidArgument(
+                    f"{type(optimizer).__name__}: the gradient of parameter {number} has shape {tuple(gradient.shape)}, the "
+                    f"parameter {tuple(parameters[number].shape)}"
+                )
         self._scaling = {name: _copied(getattr(optimizer, name)) for name in _SCALING if hasattr(optimizer, name)}
         self._versions = {n: g._version for n, g in self.gradients.items()}
+        self.marks = {n: _mark(parameters[n]) for n in self.gradients}
+        """Of parameters as the step found or left them; of one that is being set there is none."""
         self._left = [b for b in optimizer._buckets if any(p.number in self.gradients for p in b.pieces)]
         self.buckets = len(self._left)
 
@@ -868,7 +959,17 @@ class _Step:
                 "gradients have changed since the step that failed, which is applied to some parameters and not to others: "
                 "load the last checkpoint of model and optimizer"
             )
+        changed = self.changed(self.gradients)
+        if changed:
+            raise WrongState(
+                f"parameter {changed[0]} was changed or moved since the step that failed, which is applied to some parameters and not "
+                "to others: load the last checkpoint of model and optimizer"
+            )
 
+    def changed(self, numbers: Iterable[int]) -> List[int]:
+        """Parameters that others have changed since the step set them, as far as that shows: not where it was done
+        through `.data` in place."""
+        return [n for n in numbers if n in self.marks and self.marks[n] != _mark(self._parameters[n])]
 
 
 # ---- GPU memory for buckets in flight --------------------------------------------------------
@@ -1163,6 +1264,11 @@ def _areas(device: Any, types: Dict[str, Any], elements: int) -> Tuple[_device.M
 # ---- parameters ------------------------------------------------------------------------------
 
 
+def _mark(parameter: Any) -> Tuple[int, int]:
+    """Another one where the parameter was assigned to, or changed in place."""
+    return parameter.data_ptr(), parameter._version
+
+
 def _needs_master(parameter: Any) -> bool:
     return bool(parameter.dtype is not torch.float32)
 
@@ -1174,6 +1280,40 @@ def _one_device(parameters: Sequence[Any]) -> Any:
             f"the parameters are on {', '.join(sorted(map(str, devices)))}: make an optimizer for those of each device"
         )
     return devices.pop() if devices else torch.device("cpu")
+
+
+def _check_apart(parameters: Sequence[Any], known: List[int]) -> List[int]:
+    """Raises InvalidArgument: an element is of two parameters, or twice of one. Each would have a state of its own and
+    be updated from what it was before the step, so that one of the updates is lost. Gives their places, which are known
+    where they are those of the latest check."""
+    addresses = [p.data_ptr() for p in parameters]
+    if addresses == known:
+        return known
+    places: List[Tuple[int, int, int]] = []
+    strided: Dict[Any, int] = {}
+    for number, parameter in enumerate(parameters):
+        if parameter.numel() == 0 or addresses[number] == 0:
+            continue
+        if _dense(parameter):
+            begin = parameter.data_ptr()
+            places.append((begin, begin + parameter.numel() * parameter.element_size(), number))
+            continue
+        if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape)):
+            raise InvalidArgument(f"parameter {number} has elements that share memory (it was expanded): it cannot be updated")
+        other = strided.setdefault((parameter.data_ptr(), parameter.shape, parameter.stride()), number)
+        if other != number:
+            raise InvalidArgument(_SHARED.format(other, number))
+    places.sort()
+    for (_, end, one), (begin, _, other) in zip(places, places[1:]):
+        if begin < end:
+            raise InvalidArgument(_SHARED.format(min(one, other), max(one, other)))
+    return addresses
+
+
+_SHARED = (
+    "parameters {} and {} share memory, or are the same: one of their updates would be lost. Give the optimizer one of them, "
+    "as where weights are tied"
+)
 
 
 def _dense(tensor: Any) -> bool:
@@ -1330,8 +1470,9 @@ def _some_paused() -> bool:
 
 def _check_not_paused() -> None:
     status = _memory.status()
-    slots = sum(tag["active"] for tag in status.get("tags", ()) if tag["tag"] == _device.TAG)
-    if status["bytes_paused"] > 0 and status["bytes_active"] == slots:
+    left = sum(tag["active"] for tag in status.get("tags", ()) if tag["tag"] == _device.TAG)
+    left += sum(kept["bytes"] for kept in status.get("kept", ()) if kept["reason"] != "unwritten")  # those are of slots
+    if status["bytes_paused"] > 0 and status["bytes_active"] <= left:
         raise WrongState("step called while paused: the rank's memory is off the GPU, resume it first")
 
 
@@ -1349,6 +1490,21 @@ def _extra(folder: Path) -> Dict[str, Any]:
     if not isinstance(extra, dict):
         raise InvalidArgument(f"the checkpoint {os.fspath(folder)!r} is not of an optimizer: its manifest has no such entry")
     return extra
+
+
+def _check_progress(folder: Path, extra: Dict[str, Any], buckets: Sequence[Bucket], groups: Sequence[Any]) -> None:
+    """What _layout does not tell of a checkpoint: steps by piece, options by group."""
+    pieces, options = extra.get("pieces"), extra.get("groups")
+    sound = (
+        isinstance(pieces, list) and [len(p) if isinstance(p, list) else -1 for p in pieces] == [len(b.pieces) for b in buckets]
+        and all(
+            isinstance(p, list) and len(p) == 2 and type(p[0]) is int and p[0] >= 0 and isinstance(p[1], bool)
+            for bucket in pieces for p in bucket
+        )
+        and isinstance(options, list) and len(options) == len(groups) and all(isinstance(o, dict) for o in options)
+    )
+    if not sound:
+        raise InvalidArgument(f"the manifest of the checkpoint {os.fspath(folder)!r} was changed: its steps or groups make no sense")
 
 
 def _compare(folder: Path, what: str, theirs: Any, mine: Any) -> None:

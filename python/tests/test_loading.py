@@ -107,7 +107,7 @@ class Loading(unittest.TestCase):
                         name.split(".")[0],
                         {
                             "__future__", "argparse", "asyncio", "concurrent", "contextlib", "copy", "ctypes", "dataclasses", "functools", "importlib", "inspect", "itertools", "json", "logging",
-                            "math", "os", "pathlib", "re", "shlex", "shutil", "subprocess", "sys", "tempfile", "threading", "time", "typing", "weakref",
+                            "math", "os", "pathlib", "re", "shlex", "shutil", "subprocess", "sys", "tempfile", "threading", "time", "typing", "warnings", "weakref",
                         },
                     )
 

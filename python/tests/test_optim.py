@@ -9,8 +9,11 @@ import io
 import itertools
 import json
 import os
+import pickle
 import tempfile
+import threading
 import unittest
+import warnings
 import weakref
 from unittest import mock
 
@@ -287,6 +290,126 @@ class Arithmetic(Streamed):
                 self.assertTrue(ebb.optim.requested())
 
 
+class ChangedByOthers(Streamed):
+    """Parameters that somebody else assigns to between steps."""
+
+    def trained(self):
+        plain, made = Plain(parameters(), torch.optim.AdamW, lr=1e-2, foreach=True), parameters()
+        optimizer = self.streamed(made, lr=1e-2, foreach=True)
+        self.train(plain, made, optimizer, 2)
+        return plain, made, optimizer
+
+    def test_other_storage_with_the_same_values(self):
+        plain, made, optimizer = self.trained()
+        kept = [p.data for p in made]
+        with self.assertWarnsRegex(RuntimeWarning, "moved"):
+            for parameter in made:
+                parameter.data = parameter.data.clone(memory_format=torch.preserve_format) if parameter.dim() < 2 else (
+                    torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype).copy_(parameter.data))
+            self.train(plain, made, optimizer, 2, 2)
+        self.all_same(plain, made)
+        for old, parameter in zip(kept, made):
+            self.assertTrue(old.numel() == 0 or old.data_ptr() != parameter.data_ptr())
+
+    def test_values_of_fp32_count_and_of_others_are_told_of(self):
+        plain, made, optimizer = self.trained()
+        with torch.no_grad():
+            for side in (plain.parameters, made):
+                for parameter in side:
+                    parameter.mul_(0.5)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for number in (2, 3):
+                plain.zero_grad()
+                optimizer.zero_grad(set_to_none=True)
+                for side in (plain.parameters, made):
+                    loss_of(side, number, without=(2,)).backward()
+                plain.step()
+                optimizer.step()
+        said = [str(w.message) for w in told if w.category is RuntimeWarning]
+        self.assertEqual(len(said), 1, "once")
+        self.assertRegex(said[0], r"parameter 3 was changed.*\(of 3 .*take_parameters\(\)")
+        self.all_same(type("", (), {"parameters": plain.parameters[:2] + plain.parameters[3:]}), made[:2] + made[3:])
+
+    def test_parameters_that_are_taken(self):
+        plain, made, optimizer = self.trained()
+        with torch.no_grad():
+            for side in (plain.parameters, made):
+                for parameter in side:
+                    parameter.mul_(0.5)
+            for parameter, master in zip(plain.parameters, plain.masters):
+                master.copy_(parameter)
+        optimizer.take_parameters()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            self.train(plain, made, optimizer, 2, 2)
+        self.all_same(plain, made)
+
+    def test_a_step_alone_is_nobody_elses(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            plain, made, optimizer = self.trained()
+            self.train(plain, made, optimizer, 9, 2, without=lambda number: [(1, 2), (), (3, 5, 6, 9)][number % 3])
+            optimizer.load_state_dict(optimizer.state_dict())
+            self.train(plain, made, optimizer, 2, 11)
+        self.all_same(plain, made)
+
+    def test_amid_a_step_that_failed(self):
+        for change in (lambda p: p.mul_(2), lambda p: setattr(p, "data", p.detach().t().clone().t())):
+            plain, made, optimizer = self.trained()
+            loss_of(made, 5).backward()
+            with mock.patch.object(State, "write", side_effect=ebb.DiskError("disk full")), self.assertRaises(ebb.StateError):
+                optimizer.step()
+            with torch.no_grad():
+                change(made[-1])  # a bucket that is behind
+            with self.assertRaisesRegex(ebb.WrongState, "parameter 9 was changed or moved since the step that failed"):
+                optimizer.step()
+            optimizer.close()
+
+
+class Closures(Streamed):
+    def test_one_that_raises_changes_nothing(self):
+        plain, made = Plain(parameters(), torch.optim.AdamW, lr=1e-2, foreach=True), parameters()
+        optimizer = self.streamed(made, lr=1e-2, foreach=True)
+        self.train(plain, made, optimizer, 2)
+        optimizer.zero_grad(set_to_none=True)
+
+        def closure():
+            loss_of(made, 9).backward()
+            raise ArithmeticError("no loss")
+
+        with self.assertRaisesRegex(ArithmeticError, "no loss"):
+            optimizer.step(closure)
+        self.all_same(plain, made)
+        self.train(plain, made, optimizer, 2, 2)
+        self.all_same(plain, made)
+
+    def test_one_that_changes_what_was_looked_at_before(self):
+        made = parameters()
+        optimizer = self.streamed(made)
+        self.allocate(MiB, backup="cpu")
+        before = [bits(p).clone() for p in made]
+
+        def pauses():
+            loss_of(made, 0).backward()
+            ebb.pause()
+
+        def changes():
+            loss_of(made, 0).backward()
+            made[1].data = made[1].data.bfloat16()
+
+        try:
+            with self.assertRaisesRegex(ebb.WrongState, "step called while paused"):
+                optimizer.step(pauses)
+        finally:
+            ebb.resume()
+        kept = made[1].data
+        with self.assertRaisesRegex(ebb.WrongState, "parameter 1 was float32"):
+            optimizer.step(changes)
+        made[1].data = kept
+        self.assertTrue(all(torch.equal(a, bits(p)) for a, p in zip(before, made)))
+
+
 class StateDicts(Streamed):
     def test_from_plain_to_streamed_and_back(self):
         for foreach in (True, False):
@@ -376,18 +499,40 @@ class StateDicts(Streamed):
         other = Plain(made, torch.optim.AdamW)
         loss_of(made, 0).backward()
         other.step()
-        saved = other.optimizer.state_dict()
+        saved = copy.deepcopy(other.optimizer.state_dict())
         saved["state"][1]["exp_avg"] = torch.zeros(2, 2)
         with self.assertRaisesRegex(ebb.InvalidArgument, r"'exp_avg' of parameter 1 has shape \(2, 2\).*\(40, 30\)"):
+            optimizer.load_state_dict(saved)
+        saved["state"][1]["exp_avg"] = None  # of one moment only
+        with self.assertRaisesRegex(ebb.InvalidArgument, "no 'exp_avg' of parameter 1"):
             optimizer.load_state_dict(saved)
         del saved["state"][1]["exp_avg"]
         with self.assertRaisesRegex(ebb.InvalidArgument, "no 'exp_avg' of parameter 1"):
             optimizer.load_state_dict(saved)
-        saved = other.optimizer.state_dict()
+        saved = copy.deepcopy(other.optimizer.state_dict())
+        for steps in (torch.tensor(float("nan")), torch.tensor(-1.0), 1.5, "x", None):
+            saved["state"][2]["step"] = steps
+            with self.assertRaisesRegex(ebb.InvalidArgument, "'step' of parameter 2"):
+                optimizer.load_state_dict(saved)
+        del saved["state"][2]["step"]
+        with self.assertRaisesRegex(ebb.InvalidArgument, "'step' of parameter 2"):
+            optimizer.load_state_dict(saved)
+        saved = copy.deepcopy(other.optimizer.state_dict())
         saved["param_groups"][0]["amsgrad"] = True
         with self.assertRaisesRegex(ebb.InvalidArgument, "amsgrad"):
             optimizer.load_state_dict(saved)
         self.assertEqual(optimizer.state_dict()["state"], {})
+
+
+    def test_a_learning_rate_that_is_a_tensor_is_the_optimizers_own(self):
+        made = parameters()
+        optimizer, twin = self.streamed(made), self.streamed(copy.deepcopy(made))
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(0.1)
+        twin.load_state_dict(optimizer.state_dict())
+        for group in optimizer.param_groups:
+            group["lr"].mul_(2)
+        self.assertEqual([float(g["lr"]) for g in twin.param_groups], [float(torch.tensor(0.1))] * 2)
 
 
 class Checkpoints(Streamed):
@@ -497,6 +642,27 @@ class Checkpoints(Streamed):
             json.dump(manifest, file)
         return folder
 
+    def test_one_whose_steps_were_changed(self):
+        made, optimizer = self.trained()
+        folder = os.path.join(self.folder, "checkpoint")
+        optimizer.save(folder)
+        path = os.path.join(folder, "manifest.json")
+        with open(path) as file:
+            saved = json.load(file)
+        for change in (
+            lambda e: e["pieces"].pop(), lambda e: e["pieces"][0].pop(), lambda e: e["pieces"][0].__setitem__(0, [-1, True]),
+            lambda e: e["pieces"][0].__setitem__(0, [1.5, True]), lambda e: e["pieces"][0].__setitem__(0, [1]), lambda e: e["groups"].pop(),
+            lambda e: e.pop("pieces"),
+        ):
+            changed = copy.deepcopy(saved)
+            change(changed["extra"])
+            with open(path, "w") as file:
+                json.dump(changed, file)
+            with self.assertRaisesRegex(ebb.InvalidArgument, "was changed"):
+                optimizer.load(folder)
+        loss_of(made, 5).backward()
+        optimizer.step()  # nothing was changed
+
     def test_one_that_is_refused_makes_no_unusable_state_usable(self):
         made, optimizer = self.trained()
         refused, changed = self.refused(optimizer), os.path.join(self.folder, "changed")
@@ -604,8 +770,94 @@ class Refused(Streamed):
 
     def test_copies(self):
         optimizer = self.streamed(parameters())
-        with self.assertRaisesRegex(TypeError, "state_dict"):
-            copy.deepcopy(optimizer)
+        for made in (copy.copy, copy.deepcopy, pickle.dumps):
+            with self.assertRaisesRegex(TypeError, "state_dict"):
+                made(optimizer)
+
+    def test_parameters_that_share_memory(self):
+        """Each would be updated from what it was before the step."""
+        whole, one, two = torch.zeros(64), torch.nn.Parameter(torch.zeros(8)), torch.nn.Parameter(torch.zeros(8))
+        for made, said in (
+            ([torch.nn.Parameter(whole[:40]), torch.nn.Parameter(torch.zeros(5)), torch.nn.Parameter(whole[39:])], "parameters 0 and 2"),
+            ([torch.nn.Parameter(whole.view(8, 8)[:, ::2]), torch.nn.Parameter(whole.view(8, 8)[:, ::2])], "parameters 0 and 1"),
+            ([torch.nn.Parameter(torch.zeros(1).expand(5))], "parameter 0 has elements that share memory"),
+        ):
+            with self.assertRaisesRegex(ebb.InvalidArgument, said):
+                StreamedAdamW(made)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch warns of it only
+            with self.assertRaisesRegex(ebb.InvalidArgument, "parameters 0 and 1 share memory, or are the same"):
+                StreamedAdamW([one, one])
+        apart = [torch.nn.Parameter(whole.view(8, 8)[:, i::2]) for i in range(2)] + [torch.nn.Parameter(torch.zeros(0)) for _ in range(2)]
+        apart += [one, two]
+        optimizer = self.streamed(apart)
+        for parameter in apart:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        before = [p.detach().clone() for p in apart]
+        one.data = two.data
+        with self.assertRaisesRegex(ebb.InvalidArgument, "share memory"):
+            optimizer.step()
+        for a, b in zip(before, apart):
+            self.same(a, b)
+        self.assertEqual([s["name"] for s in ebb.status()["states"]], [optimizer._state.name])
+
+    def test_a_parameter_that_was_moved_to_another_device(self):
+        made = parameters()
+        optimizer = self.streamed(made)
+        loss_of(made, 0).backward()
+        optimizer._device = torch.device("cuda", 0)  # as if it had been made there
+        with self.assertRaisesRegex(ebb.WrongState, "parameter 0 is on cpu, and the optimizer was made for cuda:0"):
+            optimizer.step()
+        optimizer._device = torch.device("cpu")
+
+    def test_parameters_of_two_devices(self):
+        made = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3, device="meta"))]
+        with self.assertRaisesRegex(ebb.InvalidArgument, "the parameters are on cpu, meta"):
+            StreamedAdamW(made)
+
+    def test_options_that_were_set_later(self):
+        for kind, option, value, said in (
+            (StreamedAdamW, "amsgrad", True, "third moment"), (StreamedAdamW, "decoupled_weight_decay", False, "the other kind's"),
+            (StreamedAdam, "decoupled_weight_decay", True, "the other kind's"), (StreamedSGD, "momentum", 0, "no state to stream"),
+        ):
+            made = [torch.nn.Parameter(torch.zeros(3))]
+            optimizer = self.streamed(made, kind)
+            made[0].grad = torch.ones(3)
+            optimizer.param_groups[0][option] = value
+            with self.assertRaisesRegex(ebb.InvalidArgument, said):
+                optimizer.step()
+            self.assertFalse(made[0].any())
+
+    def test_a_gradient_from_elsewhere_of_another_shape(self):
+        class Elsewhere(StreamedAdamW):
+            def gradient_of(self, parameter):
+                return self.given
+
+        made = [torch.nn.Parameter(torch.zeros(6))]
+        optimizer = self.streamed(made, Elsewhere)
+        optimizer.given = torch.ones(1)  # which would be taken for six
+        with self.assertRaisesRegex(ebb.InvalidArgument, r"gradient of parameter 0 has shape \(1,\), the parameter \(6,\)"):
+            optimizer.step()
+        plain = torch.nn.Parameter(torch.zeros(6))
+        plain.grad = torch.full((6,), 1 / 3).bfloat16().float()
+        torch.optim.AdamW([plain]).step()
+        optimizer.given = torch.full((6,), 1 / 3, dtype=BF16)  # of a parameter of fp32
+        optimizer.step()
+        self.same(plain, made[0])
+
+    def test_an_update_that_changes_gradients(self):
+        class Changes(StreamedAdamW):
+            def update(self, group, values, gradients, state, steps):
+                gradients[0].add_(1)
+
+        made = [torch.nn.Parameter(torch.zeros(6))]
+        optimizer = self.streamed(made, Changes)
+        made[0].grad = torch.ones(6)
+        for _ in range(2):
+            with self.assertRaisesRegex(ebb.StateError, "changed gradients in place"):
+                optimizer.step()
+        self.assertFalse(made[0].any())
 
     def test_after_close(self):
         made = parameters()
@@ -632,6 +884,29 @@ class Refused(Streamed):
                     call()
         self.train(plain, made, optimizer, 2, 2)
         self.all_same(plain, made)
+
+
+    def test_a_step_while_all_is_paused_but_what_others_use_too(self):
+        """Memory that was exported stays, and is none that a step could be about."""
+        made = parameters()
+        optimizer = self.streamed(made)
+        self.allocate(MiB, backup="cpu")
+        loss_of(made, 0).backward()
+        driver, handle, exported = ctypes.CDLL(None), ctypes.c_uint64(), ctypes.c_int(-1)
+        pinned_on_device_0_as_descriptor = (ctypes.c_int * 8)(1, 1, 1, 0)
+        with ebb.region(backup="cpu"):
+            self.assertEqual(driver.cuMemCreate(
+                ctypes.byref(handle), ctypes.c_size_t(2 * MiB), pinned_on_device_0_as_descriptor, ctypes.c_ulonglong(0)), 0)
+        self.addCleanup(lambda: self.assertEqual(driver.cuMemRelease(handle), 0))
+        self.assertEqual(driver.cuMemExportToShareableHandle(ctypes.byref(exported), handle, 1, ctypes.c_ulonglong(0)), 0)
+        self.addCleanup(os.close, exported.value)
+        with ebb.paused():
+            status = ebb.status()
+            self.assertEqual(status["kept"], [{"reason": "exported", "count": 1, "bytes": 2 * MiB}])
+            for call in (optimizer.step, optimizer.prefetch):
+                with self.assertRaisesRegex(ebb.WrongState, "paused"):
+                    call()
+        optimizer.step()
 
 
 class PrefetchInBackward(Streamed):
@@ -871,6 +1146,41 @@ class DeviceMemory(Streamed):
             finally:
                 os._exit(1)
         self.assertEqual(os.waitpid(process, 0)[1], 0)
+
+    def test_a_forked_child_is_told_that_the_state_is_not_there(self):
+        made = parameters()
+        optimizer = self.streamed(made, lr=1e-2, foreach=True)
+        loss_of(made, 0).backward()
+        optimizer.step()
+        inside, go_on = threading.Event(), threading.Event()
+
+        def closure():  # another thread is inside when the process is forked: in the child its lock is never free
+            inside.set()
+            go_on.wait()
+
+        other = threading.Thread(target=optimizer.step, args=(closure,))
+        other.start()
+        inside.wait()
+        process = os.fork()
+        if process == 0:
+            try:
+                for call in (
+                    optimizer.step, optimizer.prefetch, optimizer.release, optimizer.close, optimizer.state_dict,
+                    optimizer.take_parameters, lambda: optimizer.save(self.folder), lambda: optimizer.load(self.folder),
+                    lambda: optimizer.load_state_dict({}),
+                ):
+                    try:
+                        call()
+                        os._exit(2)
+                    except ebb.ForkedChild:
+                        pass
+                os._exit(0)
+            finally:
+                os._exit(1)
+        go_on.set()
+        other.join()
+        self.assertEqual(os.waitpid(process, 0)[1], 0)
+        optimizer.step()
 
     def test_an_optimizer_that_nobody_has_any_more(self):
         made = parameters()
@@ -1249,6 +1559,40 @@ class Interruptions(Streamed):
     def test_while_a_bucket_is_updated(self):
         self.stopped_in(StreamedAdamW, "update", False)
 
+    def test_what_pytorch_does_to_gradients_is_not_done_twice(self):
+        """Some of its functions change them in place, and a bucket that was updated may be updated again."""
+        for kind, other, options in (
+            (StreamedSGD, torch.optim.SGD, dict(lr=1e-2, momentum=0.9, nesterov=True, foreach=True)),
+            (StreamedAdam, torch.optim.Adam, dict(lr=1e-2, weight_decay=0.3, foreach=True)),
+            (StreamedAdam, torch.optim.Adam, dict(lr=1e-2, weight_decay=0.3, foreach=False, maximize=True)),
+        ):
+            plain, made = Plain(parameters(), other, **options), parameters()
+            optimizer = self.streamed(made, kind, **options)
+            update, stops = kind.update, itertools.count()
+
+            def stopped(*arguments):
+                update(*arguments)
+                if next(stops) % 3 == 0:
+                    raise KeyboardInterrupt
+
+            with self.subTest(kind=kind.__name__, **options), mock.patch.object(kind, "update", stopped):
+                for number in range(4):
+                    plain.zero_grad()
+                    optimizer.zero_grad(set_to_none=True)
+                    for side in (plain.parameters, made):
+                        loss_of(side, number).backward()
+                    gradients = [p.grad.clone() for p in made]
+                    plain.step()
+                    done = False
+                    while not done:
+                        with contextlib.suppress(KeyboardInterrupt):
+                            optimizer.step()
+                            done = True
+                    for parameter, gradient in zip(made, gradients):
+                        self.same(parameter.grad, gradient)
+                self.all_same(plain, made)
+            optimizer.close()
+
     def test_while_requests_are_under_way(self):
         for name in ("read", "write", "wait"):
             for before in (True, False):
@@ -1308,6 +1652,24 @@ class Failures(Streamed):
         optimizer.found_inf.fill_(1)
         optimizer.step()
         self.assertEqual(float(optimizer.grad_scale), 8)
+        for a, b in zip(made, others):
+            self.same(a, b)
+
+    def test_the_options_are_those_of_the_first_try(self):
+        """Also where a scheduler changes them in place."""
+        made, others = parameters(), parameters()
+        optimizer, undisturbed = self.streamed(made, foreach=False), self.streamed(others, foreach=False)
+        for side in (made, others):
+            loss_of(side, 0).backward()
+        for each in (optimizer, undisturbed):
+            for group in each.param_groups:
+                group["lr"] = torch.tensor(0.1)
+        undisturbed.step()
+        with mock.patch.object(ebb.optim, "_set_flat", side_effect=RuntimeError), self.assertRaises(ebb.StateError):
+            optimizer.step()
+        for group in optimizer.param_groups:
+            group["lr"].mul_(10)
+        optimizer.step()
         for a, b in zip(made, others):
             self.same(a, b)
 
