@@ -50,6 +50,10 @@ if $soft; then all=(disk devices); fi
 for name in "${parts[@]}"; do
 	[[ " ${all[*]} " == *" $name "* ]] || wrong "no part $name here; there are: ${all[*]}"
 done
+for number in MULTI_MIB MULTI_ROUNDS; do
+	[[ ${!number:-1} =~ ^[1-9][0-9]{0,8}$ ]] || wrong "$number must be a whole number from 1: ${!number}"
+done
+[[ -z ${OUT:-} || -d $OUT ]] || wrong "OUT is no directory: $OUT"
 for need in dist/bin/ebb dist/lib/libebb.so dist/lib/libebb-engine.so dist/lib/torch_memory_saver/libebb.so; do
 	[[ -e $need ]] || wrong "$need is missing (make build)"
 done
@@ -76,11 +80,13 @@ print(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, PyTorch {
 fi
 
 # Everything made here lies in these two, which are removed at the end. The paths of sockets are short.
-logs=$(mktemp -d /tmp/ebb-multi-XXXXXX)
 parent=${GPUTEST_DISK:-build/test-gpu}
 made=false
 if [[ ! -e $parent ]]; then mkdir -p "$parent" && made=true; fi
-disk=$(mktemp -d "$(cd "$parent" && pwd)/multi-XXXXXX")
+if ! { parent=$(cd "$parent" && pwd) && disk=$(mktemp -d "$parent/multi-XXXXXX"); }; then
+	wrong "no files can be made there: set GPUTEST_DISK"
+fi
+logs=$(mktemp -d /tmp/ebb-multi-XXXXXX) || { rmdir "$disk"; exit 1; }
 running=
 
 finish() {

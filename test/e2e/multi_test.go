@@ -66,6 +66,24 @@ func TestTheScriptForTwoGPUsKnowsItsParts(t *testing.T) {
 	nothingIn(t, n.disk)
 }
 
+// What it is told and cannot do is refused before anything is made.
+func TestTheScriptForTwoGPUsRefusesWhatItCannotDo(t *testing.T) {
+	n := newNode(t, 0)
+	for setting, want := range map[string]string{
+		"MULTI_MIB=0":           "MULTI_MIB must be a whole number from 1: 0\n",
+		"MULTI_ROUNDS=-1":       "MULTI_ROUNDS must be a whole number from 1: -1\n",
+		"OUT=/nowhere":          "OUT is no directory: /nowhere\n",
+		"GPUTEST_DISK=/proc/no": "no files can be made there: set GPUTEST_DISK\n",
+	} {
+		cmd := twoGPUs(t, n, "disk")
+		cmd.Env = append(cmd.Env, setting)
+		if o := run(t, cmd); o.status != 2 || !strings.HasSuffix(o.stderr, "test-gpu-multi: "+want) {
+			t.Errorf("%s: %v", setting, o)
+		}
+	}
+	nothingIn(t, n.disk)
+}
+
 func nothingIn(t *testing.T, dir string) {
 	t.Helper()
 	left, err := os.ReadDir(dir)
