@@ -3,6 +3,7 @@ package pipeline
 import (
 	"errors"
 	"fmt"
+	"time"
 	"unsafe"
 
 	"github.com/ebb-offload/ebb/internal/device"
@@ -145,7 +146,38 @@ func (w *worker) dropSnapshot(s *snapshot) error {
 	return errors.Join(errs...)
 }
 
-// dropSnapshots gives all of them back at the end of an operation.
+// prepare has the workers make their snapshots on a device, if the way has any, and returns the seconds that took.
+func (p *Pool) prepare(way Way, dev int) (seconds float64, err error) {
+	if err := p.start(way.Workers); err != nil || !way.Snapshot {
+		return 0, err
+	}
+	begun := time.Now()
+	err = p.each(way.Workers, func(_ int, w *worker) error {
+		return w.safely(func() error {
+			_, err := w.useDevice(dev)
+			if err == nil {
+				w.haveSnapshot(dev)
+			}
+			return err
+		})
+	})
+	return time.Since(begun).Seconds(), err
+}
+
+// dropSnapshots gives all of the workers' snapshots back at the end of an operation. An error is added to one that
+// is there.
+func (p *Pool) dropSnapshots(err *error) {
+	e := p.each(len(p.workers), func(_ int, w *worker) error {
+		if len(w.snapshots) == 0 {
+			return nil
+		}
+		return w.safely(w.dropSnapshots)
+	})
+	if *err == nil && e != nil {
+		*err = fmt.Errorf("give back a worker's device memory: %w", e)
+	}
+}
+
 func (w *worker) dropSnapshots() error {
 	var errs []error
 	for dev, s := range w.snapshots {

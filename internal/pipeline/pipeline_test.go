@@ -81,8 +81,17 @@ func TestFewWorkersThatAreNearlyAsFastAreChosen(t *testing.T) {
 		for i, r := range c.rates {
 			trials = append(trials, Trial{Workers: 4 << i, GBPerS: r})
 		}
-		if got := choose(trials).Workers; got != c.want {
+		if got := choose(trials, 1<<30).Workers; got != c.want {
 			t.Errorf("%v: %d workers, want %d", c.rates, got, c.want)
+		}
+	}
+}
+
+func TestAWayIsChosenByTheTimeOfTheWholeOperation(t *testing.T) {
+	trials := []Trial{{Workers: 4, GBPerS: 50}, {Workers: 2, Snapshot: true, GBPerS: 55, Setup: 0.002}}
+	for bytes, want := range map[uint64]bool{100e6: false, 4e9: true} {
+		if got := choose(trials, bytes); got.Snapshot != want {
+			t.Errorf("%d bytes: %+v, want a snapshot: %v", bytes, got, want)
 		}
 	}
 }

@@ -59,7 +59,7 @@ type Move struct {
 	queue int // that it was taken from
 }
 
-// Moves are moves in order. At is called from all workers, once for each index.
+// Moves are moves in order. At is called from all workers, and may be for an index more than once.
 type Moves struct {
 	Len int
 	At  func(i int) Move
@@ -143,7 +143,13 @@ const (
 
 // Run moves everything, and returns when every block was accepted. After the first error no further
 // block is begun; that error is returned.
-func (p *Pool) Run(d Direction, work Work, way Way) error {
+func (p *Pool) Run(d Direction, work Work, way Way) (err error) {
+	defer p.dropSnapshots(&err)
+	return p.move(d, work, way)
+}
+
+// move is Run, and leaves the workers their snapshots.
+func (p *Pool) move(d Direction, work Work, way Way) error {
 	workers := max(1, min(way.Workers, p.options.Workers, work.Host.Len+work.Disk.Len))
 	if err := p.start(workers); err != nil {
 		return err
@@ -152,12 +158,19 @@ func (p *Pool) Run(d Direction, work Work, way Way) error {
 		work.Moved = &Moved{}
 	}
 	q := &queues{of: [2]Moves{hostQueue: work.Host, diskQueue: work.Disk}, moved: work.Moved}
-	errs := make(chan error, workers)
-	for i, w := range p.workers[:workers] {
-		w.jobs <- job{direction: d, queues: q, own: ownQueue(i, workers), way: way, done: errs}
+	return p.each(workers, func(i int, w *worker) error {
+		return w.guard(job{direction: d, queues: q, own: ownQueue(i, workers), way: way})
+	})
+}
+
+// each has the first n workers do f, each on its thread, and returns the first error of them.
+func (p *Pool) each(n int, f func(i int, w *worker) error) error {
+	errs := make(chan error, n)
+	for i, w := range p.workers[:n] {
+		w.tasks <- func() { errs <- f(i, w) }
 	}
 	var first error
-	for range workers {
+	for range n {
 		if err := <-errs; err != nil && first == nil {
 			first = err
 		}
@@ -168,7 +181,7 @@ func (p *Pool) Run(d Direction, work Work, way Way) error {
 // start sees to it that there are n workers.
 func (p *Pool) start(n int) error {
 	for i := len(p.workers); i < n; i++ {
-		w := &worker{id: i, drv: p.drv, options: &p.options, jobs: make(chan job), streams: map[int]*[slots]device.Stream{}, snapshots: map[int]*snapshot{}}
+		w := &worker{id: i, drv: p.drv, options: &p.options, tasks: make(chan func()), streams: map[int]*[slots]device.Stream{}, snapshots: map[int]*snapshot{}}
 		w.use(p.staging)
 		started := make(chan error)
 		p.running.Add(1)
@@ -184,7 +197,7 @@ func (p *Pool) start(n int) error {
 // Close ends the workers and frees what they made on devices.
 func (p *Pool) Close() {
 	for _, w := range p.workers {
-		close(w.jobs)
+		close(w.tasks)
 	}
 	p.running.Wait()
 	p.workers = nil
@@ -195,7 +208,6 @@ type job struct {
 	queues    *queues
 	own       int // the queue to begin with
 	way       Way
-	done      chan<- error
 }
 
 // run is the goroutine of a worker. The thread ends with it, since it never unlocks.
@@ -207,30 +219,35 @@ func (w *worker) run(started chan<- error, running *sync.WaitGroup) {
 	if err != nil {
 		return
 	}
-	for j := range w.jobs {
-		w.takeBack()
-		j.done <- w.guard(j)
+	for do := range w.tasks {
+		do()
 	}
 	w.destroy()
 }
 
-// guard turns a panic of a step into an error: a defect of ebb must not end the actor.
-func (w *worker) guard(j job) (err error) {
+// guard does a job, and has the other workers end theirs when it fails.
+func (w *worker) guard(j job) error {
+	w.takeBack()
+	err := w.safely(func() error {
+		if j.direction == Store {
+			return w.store(j)
+		}
+		return w.load(j)
+	})
+	w.ahead = nil
+	if err != nil {
+		j.queues.stop.Store(true)
+	}
+	return err
+}
+
+// safely turns a panic of a step into an error: a defect of ebb must not end the actor.
+func (w *worker) safely(step func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%w: %v", ErrPanic, r)
 			w.drain()
 		}
-		w.ahead = nil
-		if e := w.dropSnapshots(); err == nil && e != nil {
-			err = fmt.Errorf("give back a worker's device memory: %w", e)
-		}
-		if err != nil {
-			j.queues.stop.Store(true)
-		}
 	}()
-	if j.direction == Store {
-		return w.store(j)
-	}
-	return w.load(j)
+	return step()
 }

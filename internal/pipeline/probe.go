@@ -9,7 +9,8 @@ import (
 type Trial struct {
 	Workers  int     `json:"workers"`
 	Snapshot bool    `json:"snapshot,omitempty"`
-	GBPerS   float64 `json:"gb_per_s"` // 1e9 bytes a second
+	GBPerS   float64 `json:"gb_per_s"`          // 1e9 bytes a second
+	Setup    float64 `json:"setup_s,omitempty"` // seconds before the first byte, once an operation
 }
 
 func (t Trial) way() Way { return Way{Workers: t.Workers, Snapshot: t.Snapshot} }
@@ -68,6 +69,7 @@ func hostWays(d Direction, most int) []Way {
 // anyway. Where there are too few blocks to tell, there are no trials. What goes to memory beside
 // a disk is never what takes long.
 func (p *Pool) Probe(d Direction, work Work, otherwise Way) (best Way, trials []Trial, err error) {
+	defer p.dropSnapshots(&err)
 	best = otherwise
 	queue, ways := &work.Disk, diskWays(p.options.Workers)
 	if work.Disk.Len == 0 {
@@ -75,11 +77,12 @@ func (p *Pool) Probe(d Direction, work Work, otherwise Way) (best Way, trials []
 	}
 	sizes, all := trialSizes(ways, queue.Len)
 	if len(ways) < 2 || all > queue.Len/2 {
-		return best, nil, p.Run(d, work, best)
+		return best, nil, p.move(d, work, best)
 	}
-	done := 0
+	done, bytes := 0, length(*queue)
 	for i, way := range ways {
-		if err := p.start(way.Workers); err != nil { // takes time that is not the way's
+		setup, err := p.prepare(way, queue.At(done).Device)
+		if err != nil {
 			return best, trials, err
 		}
 		part := queue.part(done, done+sizes[i])
@@ -91,15 +94,15 @@ func (p *Pool) Probe(d Direction, work Work, otherwise Way) (best Way, trials []
 			trial.Disk = part
 		}
 		begun := time.Now()
-		if err := p.Run(d, trial, way); err != nil {
+		if err := p.move(d, trial, way); err != nil {
 			return best, trials, err
 		}
 		rate := float64(length(part)) / 1e9 / max(time.Since(begun).Seconds(), 1e-9)
-		trials = append(trials, Trial{Workers: way.Workers, Snapshot: way.Snapshot, GBPerS: rate})
+		trials = append(trials, Trial{Workers: way.Workers, Snapshot: way.Snapshot, GBPerS: rate, Setup: setup})
 	}
-	best = choose(trials)
+	best = choose(trials, bytes)
 	*queue = queue.part(done, queue.Len)
-	return best, trials, p.Run(d, work, best)
+	return best, trials, p.move(d, work, best)
 }
 
 func trialSizes(ways []Way, blocks int) (sizes []int, all int) {
@@ -122,11 +125,14 @@ func length(m Moves) (n uint64) {
 // worthMore is how much faster a way must be than those before it, which need less of the CPU.
 const worthMore = 1.03
 
-// choose is the first way that is nearly as fast as the fastest.
-func choose(trials []Trial) Way {
+// seconds is what an operation of so many bytes takes.
+func (t Trial) seconds(bytes uint64) float64 { return t.Setup + float64(bytes)/1e9/t.GBPerS }
+
+// choose is the first way that is nearly as fast as the fastest for so many bytes.
+func choose(trials []Trial, bytes uint64) Way {
 	best := trials[0]
 	for _, t := range trials[1:] {
-		if t.GBPerS > best.GBPerS*worthMore {
+		if t.seconds(bytes)*worthMore < best.seconds(bytes) {
 			best = t
 		}
 	}

@@ -23,7 +23,7 @@ type worker struct {
 	id        int
 	drv       device.Driver
 	options   *Options
-	jobs      chan job
+	tasks     chan func() // must not panic
 	staging   [slots]stage
 	lent      []lent               // see quarantine.go
 	hashers   [slots]device.Hasher // nil until first needed
