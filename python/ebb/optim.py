@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import functools
 import importlib
 import inspect
@@ -27,7 +28,7 @@ import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _device, _memory
-from ._errors import Error, ForkedChild, InvalidArgument, StateError, UnsafeConfiguration, WrongState
+from ._errors import DiskError, Error, ForkedChild, InvalidArgument, NoSpace, StateError, UnsafeConfiguration, WrongState
 from ._layout import Bucket, Piece, aligned, pack
 from ._state import Done, Part, Path, State, Ticket
 
@@ -423,12 +424,13 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         to: a new directory for these files; None: files without a name beside the state's own, which go with the
             tensors. They need as much room as the state.
 
-        Raises WrongState after a StateError.
+        Raises WrongState after a StateError; NoSpace, DiskError, CorruptBackup: nothing is left of it.
         """
-        with self._entered(), torch.no_grad():
+        with self._entered(), torch.no_grad(), contextlib.ExitStack() as undo:
             self._check_current()
             if to is not None:
                 os.makedirs(to)
+                undo.callback(_remove, os.rmdir, to)
             folder = os.fspath(to) if to is not None else self._directory()
             state: Dict[int, Dict[str, Any]] = {}
             flat: Dict[Tuple[int, str], Any] = {}
@@ -438,7 +440,10 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                         continue
                     entry: Dict[str, Any] = {"step": torch.tensor(float(piece.steps))}
                     for name in _filled(bucket, piece):
-                        path = None if to is None else os.path.join(folder, f"{piece.number}.{name}")
+                        path = None
+                        if to is not None:
+                            path = os.path.join(folder, f"{piece.number}.{name}")
+                            undo.callback(_remove, os.unlink, path)
                         array = _mapped(path, folder, piece.parameter.numel(), self._types[name])
                         flat[piece.number, name] = array
                         entry[name] = _shaped(piece.parameter, array)
@@ -449,6 +454,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                         for piece, inside, place in _overlaps(bucket, begin, part.numel()):
                             if _has_state(piece) and name in _filled(bucket, piece):
                                 flat[piece.number, name][inside].copy_(part[place])
+            undo.pop_all()
             return {"state": state, "param_groups": self._packed_groups()}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
@@ -1392,9 +1398,21 @@ def _mapped(path: Optional[str], folder: str, elements: int, kind: Any) -> Any:
     size = elements * _width(kind)
     if size == 0:
         return torch.zeros(0, dtype=kind)
-    with open(path, "x+b") if path is not None else tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, size)
-        return torch.from_file(f"/proc/self/fd/{file.fileno()}", shared=True, size=elements, dtype=kind)
+    try:
+        with open(path, "x+b") if path is not None else tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return torch.from_file(f"/proc/self/fd/{file.fileno()}", shared=True, size=elements, dtype=kind)
+    except OSError as err:
+        kind_of_error = NoSpace if err.errno in (errno.ENOSPC, errno.EDQUOT) else DiskError
+        raise kind_of_error(
+            f"no file of {size} bytes for a tensor of the state dict in {folder!r}: {err.strerror}. All of it is as large as the "
+            "state: give another directory (to=), or save()"
+        ) from err
+
+
+def _remove(how: Callable[[Path], None], path: Path) -> None:
+    with contextlib.suppress(OSError):
+        how(path)
 
 
 # ---- options ---------------------------------------------------------------------------------

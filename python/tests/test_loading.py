@@ -106,7 +106,7 @@ class Loading(unittest.TestCase):
                     self.assertIn(
                         name.split(".")[0],
                         {
-                            "__future__", "argparse", "asyncio", "concurrent", "contextlib", "copy", "ctypes", "dataclasses", "functools", "importlib", "inspect", "itertools", "json", "logging",
+                            "__future__", "argparse", "asyncio", "concurrent", "contextlib", "copy", "ctypes", "dataclasses", "errno", "functools", "importlib", "inspect", "itertools", "json", "logging",
                             "math", "os", "pathlib", "re", "shlex", "shutil", "subprocess", "sys", "tempfile", "threading", "time", "typing", "warnings", "weakref",
                         },
                     )

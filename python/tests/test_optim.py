@@ -4,6 +4,7 @@ reach. Needs PyTorch (make test-python finds an interpreter that has it, or says
 import contextlib
 import copy
 import ctypes
+import errno
 import gc
 import io
 import itertools
@@ -256,6 +257,27 @@ class Arithmetic(Streamed):
                 self.assertEqual(optimizer.state_dict()["state"][0]["exp_avg"].dtype, {"fp32": FP32, "bf16": BF16, "fp16": FP16}[kind])
             self.assertAlmostEqual(moved[stored] / moved["fp32"], 0.67, places=2)
 
+    def test_moments_are_rounded_once_a_step_and_nothing_else(self):
+        for stored, kind in (("bf16", BF16), ("fp16", FP16)):
+            plain, made = Plain(parameters(), torch.optim.AdamW, lr=1e-2, foreach=True), parameters()
+            optimizer = self.streamed(made, lr=1e-2, foreach=True, moments_dtype=stored)
+            for number in range(5):
+                self.train(plain, made, optimizer, 1, number)
+                for entry in plain.optimizer.state.values():
+                    for name in ("exp_avg", "exp_avg_sq"):
+                        entry[name].copy_(entry[name].to(kind).float())
+            self.all_same(plain, made)
+
+    def test_a_step_without_any_gradient(self):
+        plain, made = Plain(parameters(), torch.optim.AdamW, lr=1e-2, foreach=True), parameters()
+        optimizer = self.streamed(made, lr=1e-2, foreach=True)
+        for _ in range(2):
+            optimizer.zero_grad(set_to_none=True)
+            optimizer.step()
+            self.assertEqual(optimizer.last.buckets, 0)
+            self.train(plain, made, optimizer, 2)
+        self.all_same(plain, made)
+
     def test_the_type_of_moments_from_the_environment(self):
         with mock.patch.dict(os.environ, EBB_STREAM_OPTIMIZER_STATE_MOMENT_DTYPE="bf16"):
             self.assertEqual(self.streamed(parameters()).moments_dtype, "bf16")
@@ -486,6 +508,27 @@ class StateDicts(Streamed):
         with self.assertRaises(OSError):
             optimizer.state_dict(to=folder)
 
+    def test_no_room_for_it_leaves_nothing(self):
+        made = parameters()
+        optimizer = self.streamed(made)
+        loss_of(made, 0).backward()
+        optimizer.step()
+        real, folder = os.posix_fallocate, os.path.join(self.folder, "state")
+        for code, raised in ((errno.ENOSPC, ebb.NoSpace), (errno.EDQUOT, ebb.NoSpace), (errno.EIO, ebb.DiskError)):
+            for to in (folder, None):
+                calls = itertools.count()
+
+                def fails(*arguments):
+                    if next(calls) == 3:
+                        raise OSError(code, os.strerror(code))
+                    real(*arguments)
+
+                with mock.patch.object(os, "posix_fallocate", fails), self.assertRaisesRegex(raised, "for a tensor of the state dict"):
+                    optimizer.state_dict(to=to)
+                self.assertEqual(os.listdir(self.folder), [])
+        optimizer.state_dict(to=folder)
+        optimizer.step()
+
     def test_before_the_first_step_it_is_empty(self):
         optimizer, plain = self.streamed(parameters()), torch.optim.AdamW(groups(parameters()))
         self.assertEqual(optimizer.state_dict(), plain.state_dict())
@@ -588,30 +631,39 @@ class Checkpoints(Streamed):
         loss_of(made, 5).backward()
         optimizer.step()  # nothing was changed
 
-    def test_files_that_were_cut_and_a_checkpoint_of_before(self):
-        made, optimizer = self.trained()
-        folder = os.path.join(self.folder, "checkpoint")
-        optimizer.save(folder)
-        twin = copy.deepcopy(made)
-        for name in backup_files(DISK):
-            os.truncate(os.path.join(DISK, name), 0)
-        with self.assertRaises(ebb.StateError) as caught:
-            optimizer.step()
-        self.assertIsInstance(caught.exception.__cause__, ebb.CorruptBackup)
-        self.assertRegex(str(caught.exception), r"ebb-.*\.bak")
-        with torch.no_grad():
-            for parameter, before in zip(made, twin):
-                parameter.copy_(before)
-        optimizer.load(folder)
-        other = self.streamed(twin)
-        other.load(folder)
-        for side, each in ((made, optimizer), (twin, other)):
-            for parameter in side:
-                parameter.grad = None
-            loss_of(side, 3).backward()
-            each.step()
-        for a, b in zip(made, twin):
-            self.same(a, b)
+    def test_files_that_are_gone_short_or_changed_and_a_checkpoint_of_before(self):
+        def change(path):
+            with open(path, "r+b") as file:
+                first = file.read(1)
+                file.seek(0)
+                file.write(bytes([first[0] ^ 1]))
+
+        for number, spoil in enumerate((os.unlink, lambda path: os.truncate(path, 0), change)):
+            with self.subTest(number):
+                made, optimizer = self.trained()
+                folder = os.path.join(self.folder, f"checkpoint {number}")
+                optimizer.save(folder)
+                twin = copy.deepcopy(made)
+                for name in backup_files(DISK):
+                    spoil(os.path.join(DISK, name))
+                with self.assertRaises(ebb.StateError) as caught:
+                    optimizer.step()
+                self.assertIsInstance(caught.exception.__cause__, ebb.CorruptBackup)
+                self.assertRegex(str(caught.exception), r"ebb-.*\.bak")
+                for a, b in zip(made, twin):
+                    self.same(a, b)
+                optimizer.load(folder)
+                other = self.streamed(twin)
+                other.load(folder)
+                for side, each in ((made, optimizer), (twin, other)):
+                    for parameter in side:
+                        parameter.grad = None
+                    loss_of(side, 3).backward()
+                    each.step()
+                for a, b in zip(made, twin):
+                    self.same(a, b)
+                optimizer.close()
+                other.close()
 
     def test_one_that_was_changed(self):
         made, optimizer = self.trained()
@@ -1026,6 +1078,33 @@ class PrefetchInBackward(Streamed):
             self.backward(plain, made, 3)  # these parameters are not on the GPU
         self.finish(plain, made, optimizer)
 
+    def test_a_pause_in_a_hook_of_the_backward(self):
+        """After the reads have begun, also inside of a step's closure."""
+        plain, made, optimizer = self.both()
+        self.allocate(MiB, backup="cpu")
+        pauses = []
+
+        def pause(_):
+            self.assertEqual(self.reads, optimizer._buckets[:2])
+            pauses.append(ebb.pause())
+            ebb.resume()
+
+        handle = made[0].register_hook(pause)  # its gradient comes last
+        self.addCleanup(handle.remove)
+
+        def closure():
+            plain.zero_grad()
+            optimizer.zero_grad(set_to_none=True)
+            self.backward(plain, made, 2)
+
+        closure()
+        self.finish(plain, made, optimizer)
+        self.reads.clear()
+        optimizer.step(closure)
+        plain.step()
+        self.all_same(plain, made)
+        self.assertEqual(len(pauses), 2)
+
     def test_with_a_closure(self):
         plain, made, optimizer = self.both()
 
@@ -1088,6 +1167,7 @@ class DeviceMemory(Streamed):
             made = [torch.nn.Parameter(torch.zeros(1 << 16)) for _ in range(2 * times)]
             before = free_memory()
             optimizer = self.streamed(made, bucket_elements=1 << 16, buckets_in_flight=2)
+            self.assertEqual(free_memory(), before, "an optimizer that is made takes nothing")
             least = before
             for number in range(2):
                 for parameter in made:
@@ -1694,7 +1774,63 @@ class Failures(Streamed):
         )
         self.assertEqual(done.returncode, 0, done.stderr)
 
+    def test_a_full_disk_in_a_save(self):
+        """The older checkpoint is whole, the state is what it was, and the training goes on."""
+        program = """
+            import copy, os, sys, torch, ebb, ebb.optim
+            from test_optim import FLAVOUR, Plain, parameters, groups, loss_of, bits
+            def streamed(made):
+                return ebb.optim.StreamedAdamW(groups(made), lr=1e-2, bucket_elements=1024, **FLAVOUR)
+            def step(number, *sides):
+                for made, optimizer in sides:
+                    for parameter in made:
+                        parameter.grad = None
+                    loss_of(made, number).backward()
+                    optimizer.step()
+            def same(a, b):
+                assert all(torch.equal(bits(x), bits(y)) for x, y in zip(a, b)), "bits differ"
+            plain, made = Plain(parameters(), torch.optim.AdamW, lr=1e-2, **FLAVOUR), parameters()
+            optimizer, folder = streamed(made), os.path.join(os.environ["TMS_DISK_BACKUP_DIR"], "c")
+            step(0, (plain.parameters, plain), (made, optimizer))
+            optimizer.save(folder)
+            older = copy.deepcopy(made)
+            step(1, (plain.parameters, plain), (made, optimizer))
+            try:
+                optimizer.save(folder)
+                raise AssertionError("there was room")
+            except ebb.NoSpace as err:
+                assert folder in str(err), err
+            assert os.listdir(os.path.dirname(folder)).count("c") == 1
+            assert not [n for n in os.listdir(os.path.dirname(folder)) if n.startswith("c.")]
+            step(2, (plain.parameters, plain), (made, optimizer))
+            same(plain.parameters, made)
+            twin = streamed(older)
+            twin.load(folder)
+            step(1, (older, twin))
+            step(2, (older, twin))
+            same(plain.parameters, older)
+            optimizer.save(folder)
+            """
+        # The first save makes one directory, and a file for each segment: as many as there are of the state.
+        for fault in ("mkdir:2:ENOSPC", "fallocate:36:ENOSPC", "fallocate:45:EDQUOT"):
+            done = self.run_with("clone:*:EOPNOTSUPP," + fault, program)
+            self.assertEqual(done.returncode, 0, f"{fault}: {done.stderr}")
+
     def test_a_directory_that_cannot_be_written(self):
+        done = child(  # a place where nobody can make a file
+            """
+            import ebb, ebb.optim
+            from test_optim import parameters
+            try:
+                ebb.optim.StreamedAdamW(parameters())
+                raise AssertionError("it was written")
+            except ebb.DiskError as err:
+                assert "/sys" in str(err), err
+            assert ebb.status()["states"] == []
+            """,
+            prelude="", TMS_DISK_BACKUP_DIR="/sys",
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
         done = self.run_with(
             "open:*:EROFS",
             """

@@ -69,7 +69,8 @@ func TestStreamedStateInADirectoryThatIsNoPlace(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, dir := range []string{file, filepath.Join(n.disk, "none", "none")} {
+	const readOnly = "/sys/ebb" // nobody can make a directory there
+	for _, dir := range []string{file, filepath.Join(n.disk, "none", "none"), readOnly} {
 		o := run(t, n.ebbRun(t, []string{"--optimizer-state-nvme-dir", dir}, "streamed.py", "exit"))
 		if o.status != 2 || !strings.Contains(o.stderr, dir) || !strings.Contains(o.stderr, "--optimizer-state-nvme-dir") {
 			t.Errorf("%s: %v", dir, o)
