@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -136,8 +137,16 @@ func (r *rankFlags) places() node.Places {
 // variable have no sockets: a relative path, or one that is too long. They have them in the usual places then.
 func (r *rankFlags) unfit() bool {
 	dir := os.Getenv("EBB_RUNTIME_DIR")
+	return slices.Equal(r.runtimeDirs, []string{dir}) && unfitDir(dir) != ""
+}
+
+// unfitDir says why no rank has a socket in a directory; it is empty where ranks can have one.
+func unfitDir(dir string) string {
 	self, err := rankdir.Self() // the name of its socket would be as long as theirs
-	return err == nil && slices.Equal(r.runtimeDirs, []string{dir}) && !control.Fits(dir, control.SocketName(self))
+	if err != nil {
+		return ""
+	}
+	return control.Unfit(dir, control.SocketName(self))
 }
 
 // found are the ranks that are meant. Sockets of dead processes are in neither list.
@@ -188,6 +197,12 @@ func (r *rankFlags) nobody(places node.Places) error {
 			strings.Trim(strings.Join(strings.Fields(fmt.Sprint(r.selection.PIDs)), ", "), "[]"))
 	case len(r.runtimeDirs)+len(r.diskDirs) == 0:
 		text += "; a rank is there from its first managed allocation on (--runtime-dir, --disk-dir or --pid look elsewhere)"
+	case len(r.runtimeDirs) > 0:
+		for _, dir := range r.runtimeDirs {
+			if abs, err := filepath.Abs(dir); err == nil && unfitDir(abs) != "" {
+				text += fmt.Sprintf("; no rank has its socket in %s, which %s: name a short directory, to the ranks too (EBB_RUNTIME_DIR)", dir, unfitDir(abs))
+			}
+		}
 	}
 	return &launch.Error{Status: statusNothing, Text: text}
 }

@@ -28,5 +28,8 @@ func TestTheRuntimeDirectoryIsTheOnlyPlaceWhereItCanHoldSockets(t *testing.T) {
 		if !slices.Contains(dirs, c.flag) || slices.Contains(dirs, usual) != c.usual || !c.usual && len(dirs) != 1 {
 			t.Errorf("EBB_RUNTIME_DIR=%s --runtime-dir %s: looked in %q", c.variable, c.flag, dirs)
 		}
+		if said := r.nobody(r.places()).Error(); strings.Contains(said, "bytes too long: the path of a socket in it may have 107: name a short directory") != (c.flag == long) {
+			t.Errorf("EBB_RUNTIME_DIR=%s --runtime-dir %s: %s", c.variable, c.flag, said)
+		}
 	}
 }

@@ -69,8 +69,17 @@ func Place(runtimeDir, xdgDir string, uid int, name string) string {
 }
 
 // Fits reports whether a rank can have a socket of that name in a directory. Else it has it elsewhere (Place).
-func Fits(dir, name string) bool {
-	return filepath.IsAbs(dir) && len(filepath.Join(dir, name)) <= maxSocketPath
+func Fits(dir, name string) bool { return Unfit(dir, name) == "" }
+
+// Unfit says why a rank cannot have a socket of that name in a directory; it is empty where it can.
+func Unfit(dir, name string) string {
+	switch long := len(filepath.Join(dir, name)) - maxSocketPath; {
+	case !filepath.IsAbs(dir):
+		return "is no absolute path"
+	case long > 0:
+		return fmt.Sprintf("is %d bytes too long: the path of a socket in it may have %d", long, maxSocketPath)
+	}
+	return ""
 }
 
 func isDir(path string) bool {

@@ -51,6 +51,9 @@ func (e *Engine) startControl() {
 	}
 	name := control.SocketName(e.self)
 	path := filepath.Join(control.Place(c.RuntimeDir, c.XDGRuntimeDir, os.Geteuid(), name), name)
+	if why := control.Unfit(c.RuntimeDir, name); c.RuntimeDir != "" && why != "" {
+		e.log.Printf("the control socket is in %s: EBB_RUNTIME_DIR=%s %s; name a short directory", filepath.Dir(path), c.RuntimeDir, why)
+	}
 	s, err := server.Start(server.Options{
 		Socket: path,
 		Hello:  control.Hello{V: control.Version, EBB: version.Version, Who: e.events.who, Started: time.Now()},

@@ -436,6 +436,28 @@ func TestOnlyItsOwnSocketIsRemoved(t *testing.T) {
 	}
 }
 
+// A directory in which no socket fits is not used, and that is said: whoever looks there finds no rank.
+func TestARuntimeDirectoryThatIsTooLongForASocketIsNamed(t *testing.T) {
+	xdg := testutil.SocketDir(t)
+	for dir, why := range map[string]string{
+		"/run/" + strings.Repeat("d", 100): "bytes too long: the path of a socket in it may have 107",
+		"relative":                         "is no absolute path",
+	} {
+		r := newRigWith(t, Config{ChunkBytes: 4 << 20, RuntimeDir: dir, XDGRuntimeDir: xdg, Calls: &direct{}})
+		if said := r.logged(); !strings.Contains(said, "the control socket is in "+xdg+"/ebb: EBB_RUNTIME_DIR="+dir+" ") || !strings.Contains(said, why) {
+			t.Errorf("%s: %s", dir, said)
+		}
+		if _, err := os.Lstat(filepath.Join(xdg, "ebb", control.SocketName(r.self))); err != nil {
+			t.Error(err)
+		}
+		r.Shutdown() // the next engine has its name
+	}
+	r := newRigWith(t, Config{ChunkBytes: 4 << 20, XDGRuntimeDir: xdg, Calls: &direct{}})
+	if said := r.logged(); strings.Contains(said, "control socket") {
+		t.Errorf("where no directory was named: %s", said)
+	}
+}
+
 func TestWithoutARuntimeDirectoryTheEngineWorks(t *testing.T) {
 	open := t.TempDir()
 	check(t, os.Chmod(open, 0o755))
