@@ -162,7 +162,7 @@ type Table struct {
 	away    int                        // allocations that are paused or being resumed
 	asked   int                        // of these, those that were paused at a request
 	tags    map[string]bool            // every tag that an allocation ever carried
-	taken   map[string]uint64 // see Taken
+	taken   map[string]uint64          // see Taken
 	nextID  uint64
 }
 
