@@ -341,13 +341,17 @@ func (q *renderRequest) head() string {
 		fmt.Sprintf("%s of %s; a pod parks to the target %s: %s of host memory, %s of disk at most.",
 			launch.Count(o.Nodes, "node"), launch.Count(o.PerNode, "GPU"), s.Target, sizing.Both(s.Host), sizing.Both(s.Disk)),
 	}
-	checked := "not checked: give --gpu-memory."
+	checked := "not checked, give --gpu-memory."
 	if q.largest.GPU > 0 {
-		checked = "of " + sizing.Both(q.largest.GPU) + "."
+		checked = "one of " + sizing.Both(q.largest.GPU) + " does."
 	}
-	lines = append(lines, fmt.Sprintf("A GPU must hold %s in a step, beside activations; %s", sizing.Both(q.largest.InStep()), checked))
+	lines = append(lines, fmt.Sprintf("A GPU must hold %s in a step, beside activations: %s", sizing.Both(q.largest.InStep()), checked))
 	if o.Serve != nil {
 		lines = append(lines, fmt.Sprintf("Must be there before: the Secrets %s (key token) and %s (tls.crt, tls.key).", o.Serve.TokenSecret, o.Serve.TLSSecret))
 	}
-	return "# " + strings.Join(lines, "\n# ") + "\n"
+	var text strings.Builder
+	for _, line := range lines {
+		printWrapped(&text, "# ", "#   ", line)
+	}
+	return text.String()
 }
