@@ -259,7 +259,8 @@ func (e *Engine) awaitRequests(set []*alloc.Allocation) ([]*alloc.Allocation, er
 		<-r.done
 		if i < len(list)-1 && errors.Is(r.err, filesys.ErrHang) {
 			next := list[i+1]
-			return set, fmt.Errorf("%v cannot be paused, since the state %q passes through it: %w", using[next], next.state.name, r.err)
+			return set, fmt.Errorf("%v cannot be paused now, since a request of the state %q uses it until the disk answers: pause again then: %w",
+				using[next], next.state.name, r.err)
 		}
 	}
 	return e.leaveUnwritten(set), nil

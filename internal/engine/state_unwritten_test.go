@@ -147,6 +147,34 @@ func TestAPauseLeavesBytesWhoseWriteFailsMeanwhileAndTakesTheRest(t *testing.T) 
 	}
 }
 
+// A write that gets no answer by its deadline has failed, too.
+func TestAPauseLeavesBytesWhoseWriteGotNoAnswer(t *testing.T) {
+	r := newHangRigWith(t, Config{ChunkBytes: 4 << 20, StateChunk: stateChunk})
+	s := r.newState("adam", 64<<10)
+	slot, actor, stream := r.make(1<<20, 0, none("slots")), r.make(2<<20, 0, pinned("actor")), r.stream(0)
+	check(t, r.sys.Set("pwrite:1:hang"))
+	ticket, err := s.update(slot.addr, stream, 0)
+	check(t, err)
+	res, err := r.Pause(nil, r.set)
+	check(t, err)
+	if res.Kept != 1<<20 || res.Bytes != 2<<20 || r.state(slot) != alloc.Active || r.state(actor) != alloc.Paused {
+		t.Errorf("kept %d, paused %d bytes; the memory of the write is %v, the other %v", res.Kept, res.Bytes, r.state(slot), r.state(actor))
+	}
+	if _, err := s.WaitState(s.id, ticket); Code(err) != CodeTimeout {
+		t.Errorf("%v", err)
+	}
+	check(t, r.sys.Set(""))
+	for len(r.states.store.Deadline().Hung()) > 0 {
+		runtime.Gosched()
+	}
+	r.resume()
+	r.holds(actor)
+	ticket, err = r.WriteState(s.id, s.whole(slot.addr, 0), stream)
+	check(t, err)
+	s.wait(ticket)
+	s.intact(slot.addr)
+}
+
 // The memory may be of an allocator of the program's own, which maps it piece by piece.
 func TestAPauseLeavesUnwrittenBytesInPiecesThatTheirOwnerMapped(t *testing.T) {
 	r := newStateRig(t)
