@@ -255,7 +255,11 @@ func (r statusResult) remarks() []string {
 	var lines []string
 	var all node.Where
 	var versions, gpus []string
+	answered := 0
 	for _, rank := range r.Ranks {
+		if rank.Err == "" {
+			answered++
+		}
 		all.Add(rank.Status.Where())
 		if !slices.Contains(versions, rank.Version) {
 			versions = append(versions, rank.Version)
@@ -264,9 +268,16 @@ func (r statusResult) remarks() []string {
 			gpus = append(gpus, d)
 		}
 	}
-	sum := fmt.Sprintf("%s on %s, ebb %s: %s on the GPU, parked: %s", launch.Count(len(r.Ranks), "rank"),
-		strings.Join(gpus, ", "), strings.Join(versions, ", "), both(all.Device), both(all.Host+all.Disk+all.Skipped))
-	lines = append(lines, sum)
+	which := launch.Count(len(r.Ranks), "rank")
+	if answered != len(r.Ranks)+len(r.Silent) { // what the others have is in no sum
+		which = fmt.Sprintf("%d of %d ranks", answered, len(r.Ranks)+len(r.Silent))
+	}
+	if answered > 0 {
+		lines = append(lines, fmt.Sprintf("%s on %s, ebb %s: %s on the GPU, parked: %s", which,
+			strings.Join(gpus, ", "), strings.Join(versions, ", "), both(all.Device), both(all.Host+all.Disk+all.Skipped)))
+	} else {
+		lines = append(lines, "no rank answers")
+	}
 	for _, d := range r.Disks {
 		if d.Err != "" {
 			lines = append(lines, fmt.Sprintf("%s: %s", d.Dir, d.Err))

@@ -100,6 +100,9 @@ func TestOneHungRankAmong64IsNamedAndTheOthersAreShown(t *testing.T) {
 	if !strings.Contains(out, fmt.Sprintf("pid %d does not answer: no answer in time: ", os.Getpid())) {
 		t.Error("the hung rank is not named")
 	}
+	if !strings.Contains(out, "\n63 of 64 ranks on NVIDIA H200") {
+		t.Error("it is not said that the sums lack a rank")
+	}
 	if rows := strings.Count(out, " paused "); rows != 63 {
 		t.Errorf("%d rows", rows)
 	}

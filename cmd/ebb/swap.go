@@ -303,8 +303,9 @@ func (s *swapFlags) tell(ctx context.Context, report swap.Report, failed error) 
 	switch {
 	case held:
 		say("repeat the command when that one has ended; --timeout is also how long to wait for it")
-	case !report.Begun:
+	case !report.Begun && report.Late:
 		say("nothing was moved: repeat the command")
+	case !report.Begun: // the error says so, and what helps
 	default:
 		say("to go back: " + result.GoBack)
 		say("or repeat the command: what is done stays done")
@@ -351,15 +352,15 @@ func stepLine(s swap.Step) string {
 	if s.Kind != "" && s.Kind != rollout.KindCommand {
 		name = cut(name, 25) + " (" + s.Kind + ")"
 	}
-	state := s.State
+	text := detail(s)
 	if !s.OK {
-		state += "!"
+		text = "FAILED: " + text // as far as it fits: after the last step it is said in full
 	}
-	end := []rune(detail(s))
+	end := []rune(text)
 	if len(end) > 41 {
 		end = append(end[:40], '…')
 	}
-	return strings.TrimRight(fmt.Sprintf("%-6s  %-33s  %-13s  %s", s.Step, cut(name, 33), state, string(end)), " ")
+	return strings.TrimRight(fmt.Sprintf("%-6s  %-33s  %-13s  %s", s.Step, cut(name, 33), s.State, string(end)), " ")
 }
 
 // longUUID is that of a device, with its beginning.

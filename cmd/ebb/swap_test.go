@@ -24,7 +24,7 @@ func TestStepsFitTheScreen(t *testing.T) {
 		if n := utf8.RuneCountInString(line); n > textWidth || strings.Contains(line, "\n") {
 			t.Errorf("%d columns: %s", n, line)
 		}
-		if !s.OK && !strings.Contains(line, "!") {
+		if !s.OK && !strings.Contains(line, "  FAILED: ") {
 			t.Errorf("a failure is not marked: %s", line)
 		}
 	}

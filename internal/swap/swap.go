@@ -196,9 +196,7 @@ func left(ctx context.Context) time.Duration {
 }
 
 func (h *handOver) toRollout(ctx context.Context) error {
-	for _, s := range h.Silent { // it may hold memory, and cannot be paused
-		err := &Error{Text: fmt.Sprintf("%s does not answer: %s; nothing was moved", node.Name(s.Who), s.Why), Late: true}
-		h.step(rankStep(s.Who, Step{State: "silent", Error: s.Why}))
+	if err := h.silentRanks("nothing was moved"); err != nil { // they may hold memory, and cannot be paused
 		return err
 	}
 	engines, err := h.look(ctx)
@@ -235,7 +233,7 @@ func (h *handOver) toTrain(ctx context.Context) error {
 	}
 	if len(paused) == 0 { // nobody needs the engines' memory
 		h.lookOnly(ctx)
-		return h.silentRanks()
+		return h.silentRanks(othersResident)
 	}
 	engines, err := h.look(ctx)
 	if errors.Is(err, rollout.ErrUnreachable) {
@@ -253,18 +251,34 @@ func (h *handOver) toTrain(ctx context.Context) error {
 	if err := h.resume(ctx, paused); err != nil {
 		return err
 	}
-	return h.silentRanks()
+	return h.silentRanks(othersResident)
 }
 
-// silentRanks is the error of ranks that did not answer, after what could be done was done.
-func (h *handOver) silentRanks() error {
+const othersResident = "the other ranks are resident"
+
+// silentRanks records the ranks that did not answer. The error names them, and says what became of the others.
+func (h *handOver) silentRanks(others string) error {
+	var whys []string
 	for _, s := range h.Silent {
 		h.step(rankStep(s.Who, Step{State: "silent", Error: s.Why}))
+		whys = append(whys, fmt.Sprintf("%s does not answer: %s", node.Name(s.Who), s.Why))
 	}
-	for _, s := range h.Silent {
-		return &Error{Text: fmt.Sprintf("%s does not answer: %s; the other ranks are resident", node.Name(s.Who), s.Why), Late: true}
+	return lateRanks(whys, others)
+}
+
+// told is how many ranks an error names in full: each has a step of its own too.
+const told = 8
+
+// lateRanks is the error of ranks of which each is late for a reason; none where there are none.
+func lateRanks(whys []string, others string) error {
+	if len(whys) == 0 {
+		return nil
 	}
-	return nil
+	text := strings.Join(whys[:min(len(whys), told)], "; ")
+	if more := len(whys) - told; more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	return &Error{Text: text + "; " + others, Late: true}
 }
 
 // concerns reports whether a rank has paused memory of the tags that are meant.
@@ -306,13 +320,14 @@ const patience = 5 * time.Second
 // status asks the ranks what they have where.
 func (h *handOver) status(ctx context.Context) ([]node.RankStatus, error) {
 	states := node.StatusOf(ctx, h.Ranks, patience)
+	var whys []string
 	for _, s := range states {
 		if s.Err != "" {
 			h.step(rankStep(s.Who, Step{State: "silent", Error: s.Err}))
-			return nil, &Error{Text: fmt.Sprintf("%s does not say what it has where: %s; nothing was moved", node.Name(s.Who), s.Err), Late: true}
+			whys = append(whys, fmt.Sprintf("%s does not say what it has where: %s", node.Name(s.Who), s.Err))
 		}
 	}
-	return states, nil
+	return states, lateRanks(whys, "nothing was moved")
 }
 
 // pause pauses the ranks that have memory on their devices.

@@ -3,8 +3,10 @@ package swap
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -260,5 +262,28 @@ func TestALogThatCannotBeWrittenIsSaidOnceAndInNobodysWay(t *testing.T) {
 	none.end(Report{})
 	if err := none.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Whoever is late is named, with what helps for each; of very many, the first.
+func TestAllRanksThatDoNotAnswerAreNamed(t *testing.T) {
+	for _, n := range []int{1, 2, 8, 10} {
+		h := &handOver{Options: Options{To: ToRollout}}
+		for i := range n {
+			h.Silent = append(h.Silent, node.Silent{Who: control.Who{Role: "actor", Cell: "0", Rank: strconv.Itoa(i)}, Why: fmt.Sprintf("stopped (kill -CONT %d)", 100+i)})
+		}
+		err := h.toRollout(t.Context())
+		if err == nil || !late(err) || !strings.HasSuffix(err.Error(), "; nothing was moved") || len(h.report.Steps) != n || h.report.Moved {
+			t.Fatalf("%d: %v, %+v", n, err, h.report)
+		}
+		for i := range n {
+			name := fmt.Sprintf("actor cell 0 rank %d does not answer: stopped (kill -CONT %d)", i, 100+i)
+			if strings.Contains(err.Error(), name) != (i < told) {
+				t.Errorf("of %d ranks, rank %d: %v", n, i, err)
+			}
+		}
+		if more := strings.Contains(err.Error(), "; and 2 more;"); more != (n == 10) {
+			t.Errorf("%d: %v", n, err)
+		}
 	}
 }
