@@ -202,7 +202,7 @@ func (a *actor) operate(verb string) (operation, error) {
 	// The device is shared with whatever else runs on it, hence not to the byte.
 	if moved := float64(a.bytes) / 2; verb == "pause" && free < moved || verb == "resume" && -free < moved {
 		return o, &RankError{Who: a.rank.who, Command: verb,
-			Text: fmt.Sprintf("free device memory changed by %.0f bytes, not by the %d of the actor: nothing was moved", free, a.bytes)}
+			Text: fmt.Sprintf("free device memory changed by %.0f bytes, not by the %d of the actor: nothing was moved, or another process took or gave back memory meanwhile: measure on a device that nobody else uses", free, a.bytes)}
 	}
 	if !a.lib.ebb {
 		return o, nil

@@ -218,7 +218,7 @@ func TestALibraryThatPausesNothingIsFoundOut(t *testing.T) {
 	o := onSoft(t, "pause")
 	o.Against = compiled(t, "nothing")
 	r := rankError(t, o)
-	if !strings.Contains(r.Who, "nothing") || r.Command != "pause" || !strings.Contains(r.Text, "nothing was moved") {
+	if !strings.Contains(r.Who, "nothing") || r.Command != "pause" || !strings.Contains(r.Text, "nothing was moved, or another process") {
 		t.Errorf("error %v", r)
 	}
 }
