@@ -358,6 +358,8 @@ func (o planOptions) check() error {
 	case o.hostMemory > 0 && o.hostReserveSet && o.hostReserve >= o.hostMemory:
 		return launch.Usagef("--host-memory %s leaves nothing to park in: --host-reserve is %s; give more of the one or less of the other",
 			sizing.Both(o.hostMemory), sizing.Both(o.hostReserve))
+	case o.write.Known() != o.read.Known() && o.live:
+		return launch.Usagef("--disk-write and --disk-read belong together: give both")
 	case o.write.Known() != o.read.Known() && len(o.dirs) == 0:
 		return launch.Usagef("--disk-write and --disk-read belong together: give both, or --disk-dir to measure")
 	}

@@ -52,7 +52,7 @@ func (o planOptions) forecast(found found, statuses []node.RankStatus) planLiveR
 		r.Silent = append(r.Silent, fmt.Sprintf("%s (pid %d) does not answer: %s", node.Name(s.Who), s.PID, s.Why))
 	}
 	var ranks []sizing.LiveRank
-	var waiting []string
+	var waiting, same []string
 	for _, s := range statuses {
 		if s.Err != "" {
 			r.Silent = append(r.Silent, fmt.Sprintf("%s (pid %d) does not answer: %s", node.Name(s.Who), s.PID, s.Err))
@@ -65,6 +65,9 @@ func (o planOptions) forecast(found found, statuses []node.RankStatus) planLiveR
 		if rank.Pause == nil {
 			waiting = append(waiting, rank.Name)
 		} else {
+			if rank.Pause.Bytes > 0 && rank.Pause.Host+rank.Pause.Disk == 0 {
+				same = append(same, rank.Name)
+			}
 			r.Written += uint64(float64(rank.Pause.Disk) * float64(rank.Bytes) / float64(max(rank.Pause.Bytes, 1)))
 		}
 		ranks = append(ranks, rank)
@@ -79,7 +82,10 @@ func (o planOptions) forecast(found found, statuses []node.RankStatus) planLiveR
 	r.Ranks = sizing.Live(ranks, given)
 	r.Wear = o.wearOf("disk", r.Written)
 	if len(waiting) > 0 {
-		r.Notes = append(r.Notes, "Has paused nothing yet, so nothing is predicted: "+strings.Join(waiting, ", "))
+		r.Notes = append(r.Notes, "Nothing is predicted where no pause was done yet, or the latest one failed: "+strings.Join(waiting, ", "))
+	}
+	if len(same) > 0 {
+		r.Notes = append(r.Notes, "The latest pause had nothing to move, all of it being zero or in the backup already, and tells nothing of one after a step: "+strings.Join(same, ", "))
 	}
 	if r.RatesFrom == "latest" {
 		r.Notes = append(r.Notes, "The rates are those of the latest pause and resume themselves, so the error only says how far ranks differ. With --disk-write and --disk-read (ebb bench measures them) it says how good the prediction is.")
