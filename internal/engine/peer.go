@@ -23,6 +23,9 @@ func (e *Engine) PeerAccess(dev, peer int, on bool) error {
 	if on == e.setPeer(dev, peer, on) {
 		return nil
 	}
+	if !on {
+		e.waitForPeer()
+	}
 	for _, a := range e.table.All() {
 		if a.Kind != alloc.Range || a.Device != dev {
 			continue
@@ -33,6 +36,14 @@ func (e *Engine) PeerAccess(dev, peer int, on bool) error {
 		}
 	}
 	return nil
+}
+
+// waitForPeer waits for the work of the calling thread's context, that of the device which is to lose the
+// memory of another: what it was given to do before may use that memory. Where it fails nothing runs.
+func (e *Engine) waitForPeer() {
+	if ctx, err := e.drv.Context(); err == nil && ctx != 0 {
+		_ = e.synchronizeContext(ctx, "the calling thread's context")
+	}
 }
 
 // setPeer notes whether peer may use the memory of dev, and returns what was noted before.

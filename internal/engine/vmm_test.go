@@ -832,3 +832,13 @@ func TestPeersMayUseManagedMemoryOfEveryAge(t *testing.T) {
 		}
 	}
 }
+
+// What a device was given to do while it was a peer is done.
+func TestAPeerEndsItsWorkBeforeItLosesTheMemory(t *testing.T) {
+	o := newOwner(t)
+	a := o.make(8<<20, 0, disk("x"))
+	check(t, o.PeerAccess(0, 1, true))
+	o.submit(a, o.primary(1))
+	check(t, o.withContext(o.primary(1), func() error { return o.PeerAccess(0, 1, false) }))
+	o.holds(a)
+}
