@@ -43,7 +43,7 @@ func (f *File) Write(m *Map) error {
 	if err != nil {
 		f.n = 0
 		err = errors.Join(err, f.Remove()) // of what is there, the next one tries again
-		return fmt.Errorf("write the map of parked memory %s: %w", filepath.Join(f.dir, f.name), err)
+		return fmt.Errorf("write the map of parked memory %s, which only ebb verify needs: %w", filepath.Join(f.dir, f.name), err)
 	}
 	return nil
 }
