@@ -174,3 +174,31 @@ func TestWhatHelpsAgainstAGPUThatIsTooSmallHelps(t *testing.T) {
 		t.Errorf("with streamed state: %s", r.unfit(""))
 	}
 }
+
+// However large the job and however slow its disk, a row fits.
+func TestARowOfTargetsFitsWhateverTheJob(t *testing.T) {
+	for _, rate := range []string{"0.001-0.003", "0.05", "1", "100"} {
+		for _, params := range []string{"1M", "7B", "405B", "2T"} {
+			o := newPlanOptions()
+			for _, err := range []error{
+				into(&o.params, sizing.ParseCount)(params), into(&o.write, sizing.ParseRate)(rate), into(&o.read, sizing.ParseRate)(rate),
+			} {
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			o.parallel.TP, o.hostMemory, o.diskSpace = 8, 4<<40, 900e12
+			r, err := o.plan(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var text bytes.Buffer
+			r.print(&text, o)
+			for line := range strings.Lines(text.String()) {
+				if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > textWidth {
+					t.Errorf("%s at %s GB/s: %d columns: %s", params, rate, n, line)
+				}
+			}
+		}
+	}
+}

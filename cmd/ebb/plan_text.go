@@ -257,10 +257,13 @@ func rateText(r sizing.Range) string {
 	return fmt.Sprintf("%.3g (%.3g–%.3g)", r.Typical/1e9, r.Low/1e9, r.High/1e9)
 }
 
-// secondsText is seconds with their range.
+// secondsText is seconds with their range; hours, where it is many.
 func secondsText(r sizing.Range) string {
 	if !r.Known() {
 		return "—"
+	}
+	if r.Typical >= 10*3600 {
+		return fmt.Sprintf("%.0f h (%.0f–%.0f)", r.Typical/3600, r.Low/3600, r.High/3600)
 	}
 	digits := 2
 	if r.Typical >= 10 {
