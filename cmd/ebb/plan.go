@@ -514,6 +514,9 @@ func freeIn(flag string, dirs []string) (free uint64, err error) {
 		return 0, err
 	}
 	for _, dir := range dirs {
+		if on, err := launch.FileSystemOf(dir); err == nil && on.InMemory {
+			return 0, launch.Usagef("%s %s lies on %s, which is %s: bytes there stay in memory, and ebb run refuses it; name a directory on a local disk", flag, dir, on.Mount, on.Type)
+		}
 		var st unix.Statfs_t
 		if err := unix.Statfs(dir, &st); err != nil {
 			return 0, launch.Usagef("%s %s: %w; name a directory that is there, or give --disk-write, --disk-read and --disk-space", flag, dir, err)

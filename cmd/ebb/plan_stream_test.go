@@ -44,7 +44,7 @@ func TestAPlanWithStreamedState(t *testing.T) {
 
 // A directory of its own has room and rates of its own, which are measured.
 func TestAPlanWithADirectoryForStreamedState(t *testing.T) {
-	dir := t.TempDir()
+	dir := workRoot(t)
 	r, err := streamingPlan(planStreaming{dirs: []string{dir}}).plan(context.Background())
 	if err != nil {
 		t.Fatal(err)

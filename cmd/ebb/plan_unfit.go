@@ -38,7 +38,7 @@ func (r *planResult) refuse() {
 		all = append(all, r.Largest.shortOf())
 	}
 	if s := r.Streaming; s != nil && !s.Fits {
-		all = append(all, "streamed state does not fit its "+s.Why)
+		all = append(all, s.unfit())
 	}
 	for _, why := range all {
 		r.unfits = append(r.unfits, "every target: "+why)
@@ -78,9 +78,18 @@ func (r planResult) unfit(target string) string {
 		return text + divideMore
 	}
 	if s := r.Streaming; s != nil && !s.Fits {
-		return "streamed state does not fit its " + s.Why + "; use more nodes, or a larger disk"
+		return s.unfit() + "; use more nodes, or a larger disk"
 	}
 	return r.noTarget(target) + "; use more nodes, or ones with more room" + r.otherTarget(target)
+}
+
+// unfit says why streamed state does not fit.
+func (s planStreamed) unfit() string {
+	text := "streamed state does not fit its " + s.Why
+	if len(s.Dirs) > 0 {
+		text += " in " + strings.Join(s.Dirs, ", ")
+	}
+	return text
 }
 
 // noTarget says what is wrong with the targets that may be used.

@@ -169,11 +169,11 @@ func (n Node) diskFits(t *Target) {
 	case !n.DiskKnown:
 		t.notChecked(UncheckedDisk)
 	case add(t.DiskBytes, n.DiskTaken) > n.DiskFree:
-		needed := Both(t.DiskBytes) + " needed"
+		needed := Both(t.DiskBytes) + " needed on disk"
 		if n.DiskTaken > 0 {
 			needed += fmt.Sprintf(" beside streamed state, which takes %s", Both(n.DiskTaken))
 		}
-		t.refuse(fmt.Sprintf("disk: %s, %s free", needed, Both(n.DiskFree)))
+		t.refuse(fmt.Sprintf("%s, %s free", needed, Both(n.DiskFree)))
 	}
 }
 

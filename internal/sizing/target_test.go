@@ -87,7 +87,7 @@ func TestWhatDoesNotFitSaysWhatIsMissing(t *testing.T) {
 		{"host memory for less than the staging buffers", func(n *Node) { n.Host = 1e9 }, "", "host memory: 2.0 GiB (2.1 GB) needed"},
 		{"host memory for the staging buffers alone", func(n *Node) { n.Host = 8 * 256 << 20 }, "disk", "no host memory is left"},
 		{"host memory for little more", func(n *Node) { n.Host = 8*256<<20 + 1e9 }, "disk", "the disk target does as well"},
-		{"less room on the disk", func(n *Node) { n.DiskFree = 1e9 }, "cpu auto", "disk: 74.5 GiB (80.0 GB) needed, 953.7 MiB (1000.0 MB) free"},
+		{"less room on the disk", func(n *Node) { n.DiskFree = 1e9 }, "cpu auto", "74.5 GiB (80.0 GB) needed on disk, 953.7 MiB (1000.0 MB) free"},
 		{"neither", func(n *Node) { n.Host, n.DiskFree = 50e9, 1e9 }, "", "free"},
 		{"room that is not known", func(n *Node) { n.DiskKnown = false; n.DiskFree = 0 }, "cpu auto disk", ""},
 		{"host memory that is not known", func(n *Node) { n.HostKnown = false; n.Host = 0 }, "disk", "is not known"},
