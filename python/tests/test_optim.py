@@ -239,6 +239,35 @@ class Arithmetic(Streamed):
         for a, b in zip(made, others):
             self.same(a, b)
 
+    @unittest.skipUnless(hasattr(getattr(torch, "amp", None), "GradScaler"), "this PyTorch has no GradScaler for the CPU")
+    def test_a_gradient_scaler_itself(self):
+        """It skips steps after an overflow, and unscales before the step or leaves it to the fused one."""
+        for flavour in ({"foreach": True}, {"fused": True}):
+            for clipping in (False, True):
+                sides = []
+                for kind in (torch.optim.AdamW, StreamedAdamW):
+                    made = [p for p in parameters() if p.dtype is FP32]
+                    optimizer = kind(made, lr=1e-2, **flavour) if kind is torch.optim.AdamW else self.streamed(made, lr=1e-2, **flavour)
+                    sides.append((made, optimizer, torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)))
+                for number in range(7):
+                    before = [bits(p).clone() for p in sides[1][0]]
+                    for made, optimizer, scaler in sides:
+                        optimizer.zero_grad()
+                        scaler.scale(loss_of(made, number)).backward()
+                        if number in (2, 5):
+                            made[1].grad[0, 0] = float("inf")
+                        if clipping:
+                            scaler.unscale_(optimizer)
+                            torch.nn.utils.clip_grad_norm_(made, 1.0)
+                        scaler.step(optimizer)
+                        scaler.update()
+                    self.assertEqual(sides[0][2].get_scale(), sides[1][2].get_scale())
+                    kept = all(torch.equal(a, bits(p)) for a, p in zip(before, sides[1][0]))
+                    self.assertEqual(kept, number in (2, 5))
+                    for a, b in zip(sides[0][0], sides[1][0]):
+                        self.same(a, b)
+                self.assertEqual({float(e["step"]) for e in sides[1][1].state_dict()["state"].values()}, {5.0})
+
     def test_moments_of_half_the_bytes(self):
         for stored in ("bf16", "fp16"):
             moved = {}
