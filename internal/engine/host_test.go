@@ -173,7 +173,7 @@ func TestTheWayToHostMemoryIsFoundByTrial(t *testing.T) {
 			ways = append(ways, fmt.Sprintln(p.Direction, trial.Workers, trial.Snapshot))
 		}
 	}
-	if d := cmp.Diff([]string{"resume 2 false\n", "resume 4 false\n", "pause 4 false\n", "pause 4 false\n", "pause 2 true\n", "pause 4 true\n"}, ways); d != "" {
+	if d := cmp.Diff([]string{"resume 2 false\n", "resume 4 false\n", "pause 2 true\n", "pause 4 true\n", "pause 4 false\n", "pause 4 false\n"}, ways); d != "" {
 		t.Error(d)
 	}
 }
@@ -255,6 +255,20 @@ type whileCopied struct {
 func (w *whileCopied) CopyToHost(dst unsafe.Pointer, src mem.Addr, n uint64, s device.Stream) error {
 	w.do()
 	return w.Driver.CopyToHost(dst, src, n, s)
+}
+
+// Where there is no device memory for snapshots, as many workers move as without them.
+func TestWithoutSnapshotsMoreWorkersMove(t *testing.T) {
+	r, list := hostRig(t)
+	r.bySnapshot()
+	r.fault("cuMemCreate:1:2")
+	res := r.pause()
+	r.fault("")
+	if res.Workers <= 2 {
+		t.Errorf("%d workers", res.Workers)
+	}
+	r.resume()
+	r.holds(list...)
 }
 
 // A snapshot that cannot be made is done without; what fails with one fails the pause, and leaves

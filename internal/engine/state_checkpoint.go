@@ -454,7 +454,7 @@ func (e *Engine) saveSegment(l *lane, c *checkpoint, s *segment, name string) er
 				Bytes: func(p []byte) error { return f.Write(off, p) },
 			}
 		}}
-		if err := l.pool.Run(pipeline.Load, pipeline.Work{Disk: moves}, l.pool.Default(e.states.block)); err != nil {
+		if _, err := l.pool.Run(pipeline.Load, pipeline.Work{Disk: moves}, l.pool.Default(e.states.block)); err != nil {
 			return err
 		}
 	}

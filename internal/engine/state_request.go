@@ -460,7 +460,8 @@ func (e *Engine) transferState(l *lane, r *stateRequest) error {
 		return m
 	}}}
 	if r.bytes != nil { // the other side is not a device: what is best there tells nothing of a step
-		return l.pool.Run(r.direction, work, l.pool.Default(block))
+		_, err := l.pool.Run(r.direction, work, l.pool.Default(block))
+		return err
 	}
 	return e.runLane(l, r.state, work, r.result.Bytes)
 }

@@ -34,7 +34,8 @@ func (e *Engine) runTuned(d pipeline.Direction, work pipeline.Work, blockBytes u
 		way = e.pool.Default(blockBytes)
 	}
 	if known || !try {
-		return way.Workers, e.pool.Run(d, work, way)
+		way, err = e.pool.Run(d, work, way)
+		return way.Workers, err
 	}
 	way, t.Trials, err = e.pool.Probe(d, work, way)
 	if t.Workers, t.Snapshot = way.Workers, way.Snapshot; err == nil && len(t.Trials) > 0 {
@@ -53,7 +54,8 @@ func (e *Engine) runLane(l *lane, st *State, work pipeline.Work, bytes uint64) e
 	}
 	way, known := e.tuned(&t)
 	if known {
-		return l.pool.Run(l.direction, work, way)
+		_, err := l.pool.Run(l.direction, work, way)
+		return err
 	}
 	way, trials, err := l.pool.Probe(l.direction, work, l.pool.Default(t.BlockBytes))
 	if err == nil && len(trials) > 0 && work.Moved.Disk() >= bytes/10*9 {

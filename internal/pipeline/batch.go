@@ -3,6 +3,7 @@ package pipeline
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -146,22 +147,41 @@ func (w *worker) dropSnapshot(s *snapshot) error {
 	return errors.Join(errs...)
 }
 
-// prepare has the workers make their snapshots on a device, if the way has any, and returns the seconds that took.
-func (p *Pool) prepare(way Way, dev int) (seconds float64, err error) {
+// prepare has the workers of a way make what snapshots it has on the device of a move, and returns the seconds that
+// took. have: each of them has one, and moves like this one can go by way of it.
+func (p *Pool) prepare(way Way, m Move) (seconds float64, have bool, err error) {
 	if err := p.start(way.Workers); err != nil || !way.Snapshot {
-		return 0, err
+		return 0, err == nil, err
+	}
+	if !m.Kernel || !m.Backing.Direct(m.Offset) {
+		return 0, false, nil
 	}
 	begun := time.Now()
+	var without atomic.Bool
 	err = p.each(way.Workers, func(_ int, w *worker) error {
 		return w.safely(func() error {
-			_, err := w.useDevice(dev)
-			if err == nil {
-				w.haveSnapshot(dev)
+			_, err := w.useDevice(m.Device)
+			if err == nil && !w.haveSnapshot(m.Device) {
+				without.Store(true)
 			}
 			return err
 		})
 	})
-	return time.Since(begun).Seconds(), err
+	return time.Since(begun).Seconds(), err == nil && !without.Load(), err
+}
+
+// possible is the way or, where it wants snapshots that cannot be had, one without: so few workers are slow then.
+func (p *Pool) possible(way Way, work Work) (Way, error) {
+	if !way.Snapshot || work.Host.Len == 0 {
+		return way, nil
+	}
+	first := work.Host.At(0)
+	way.Workers = min(way.Workers, p.options.Workers)
+	_, have, err := p.prepare(way, first)
+	if !have {
+		way = p.Default(first.Length)
+	}
+	return way, err
 }
 
 // dropSnapshots gives all of the workers' snapshots back at the end of an operation. An error is added to one that

@@ -142,10 +142,13 @@ const (
 )
 
 // Run moves everything, and returns when every block was accepted. After the first error no further
-// block is begun; that error is returned.
-func (p *Pool) Run(d Direction, work Work, way Way) (err error) {
+// block is begun; that error is returned. used is how it was done: without snapshots where they cannot be had.
+func (p *Pool) Run(d Direction, work Work, way Way) (used Way, err error) {
 	defer p.dropSnapshots(&err)
-	return p.move(d, work, way)
+	if way, err = p.possible(way, work); err != nil {
+		return way, err
+	}
+	return way, p.move(d, work, way)
 }
 
 // move is Run, and leaves the workers their snapshots.
