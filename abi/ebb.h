@@ -318,7 +318,8 @@ int tms_resume(const char *tag);
 uint8_t *tms_get_cpu_backup_pointer(const uint8_t *gpu_ptr, uint64_t size);
 
 /* Allocation functions for torch.cuda.memory.CUDAPluggableAllocator. Always managed, whatever
- * the region. tms_torch_malloc returns null when there is no memory or size is not positive. */
+ * the region. tms_torch_malloc takes memory of the device that is named, and returns null when there is
+ * none, the device cannot be used or size is not positive. */
 void *tms_torch_malloc(ssize_t size, int device, void *stream);
 void tms_torch_free(void *ptr, ssize_t size, int device, void *stream);
 

@@ -266,18 +266,27 @@ EXPORT cudaError_t cudaFree(void *ptr)
 	return any_free(__builtin_return_address(0), ptr);
 }
 
-/* PyTorch has made the device current before it calls its allocator. */
+/* PyTorch has made the device current before it calls its allocator. For others it is made current for as long. */
 EXPORT void *tms_torch_malloc(ssize_t size, int device, void *stream)
 {
+	const void *caller = __builtin_return_address(0);
+	const struct real *real = real_for(caller);
 	void *ptr = NULL;
+	int before = device;
 
-	(void)device;
 	(void)stream;
 	if (size <= 0)
 		return NULL;
-	if (any_malloc(__builtin_return_address(0), &ptr, (size_t)size, can_manage(this_thread())) != cudaSuccess)
+	if (real->cudaSetDevice != NULL && real->cudaGetDevice != NULL && real->cudaGetDevice(&before) != cudaSuccess)
+		before = device; /* what fails here fails below, where it is an answer */
+	if (before != device && real->cudaSetDevice(device) != cudaSuccess) {
+		log_line("tms_torch_malloc: device %d cannot be used: there is no such device, or it is at fault", device);
 		return NULL;
-	return ptr;
+	}
+	cudaError_t error = any_malloc(caller, &ptr, (size_t)size, can_manage(this_thread()));
+	if (before != device)
+		real->cudaSetDevice(before);
+	return error == cudaSuccess ? ptr : NULL;
 }
 
 EXPORT void tms_torch_free(void *ptr, ssize_t size, int device, void *stream)

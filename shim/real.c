@@ -150,6 +150,7 @@ static const struct real *functions_of(void *handle)
 	FIND(cudaMalloc);
 	FIND(cudaFree);
 	FIND(cudaGetDevice);
+	FIND(cudaSetDevice);
 	FIND(cudaGetLastError);
 	FIND(cudaHostGetFlags);
 	FIND(cudaIpcGetMemHandle);

@@ -292,6 +292,7 @@ struct real {
 	cudaError_t (*cudaMalloc)(void **, size_t);
 	cudaError_t (*cudaFree)(void *);
 	cudaError_t (*cudaGetDevice)(int *);
+	cudaError_t (*cudaSetDevice)(int);
 	cudaError_t (*cudaGetLastError)(void);
 	cudaError_t (*cudaHostGetFlags)(unsigned int *, void *);
 	cudaError_t (*cudaIpcGetMemHandle)(void *, void *);

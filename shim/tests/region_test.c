@@ -252,6 +252,15 @@ static void torch_allocator_is_always_managed(void)
 	EXPECT(engine_seen()->mallocs == 1 && fake_cudart_13.mallocs == 0);
 }
 
+static void torch_allocator_takes_the_device_that_is_named(void)
+{
+	int current = -1;
+
+	EXPECT(cudaSetDevice(1) == cudaSuccess && tms_torch_malloc(512, 3, NULL) != NULL && engine_seen()->device == 3);
+	EXPECT(cudaGetDevice(&current) == cudaSuccess && current == 1);
+	EXPECT(tms_torch_malloc(512, 1, NULL) != NULL && engine_seen()->device == 1);
+}
+
 static void margin_from_environment_until_set(void)
 {
 	managed_malloc(1);
@@ -325,4 +334,6 @@ CASES(
 	 .run = directory_set_before_anything_else,
 	 .env = {"TMS_DISK_BACKUP_DIR=/from/env"}},
 	{.says = "PyTorch's allocator functions are managed outside regions too",
-	 .run = torch_allocator_is_always_managed});
+	 .run = torch_allocator_is_always_managed},
+	{.says = "PyTorch's allocator function takes memory of the device that is named, whichever is current",
+	 .run = torch_allocator_takes_the_device_that_is_named});
