@@ -789,8 +789,10 @@ func TestMarginAndOversizeAreRefusedAsDeviceMemory(t *testing.T) {
 		"a petabyte":       {1 << 50, 0},
 		"margin above all": {1, 1 << 60},
 	} {
-		if _, err := r.Malloc(ask.size, 0, none("x"), ask.margin); Code(err) != CodeDeviceMemory {
-			t.Errorf("%s: %v", name, err)
+		_, err := r.Malloc(ask.size, 0, none("x"), ask.margin)
+		var short *DeviceMemoryError
+		if Code(err) != CodeDeviceMemory || !errors.As(err, &short) || short.Free != free {
+			t.Errorf("%s: %v, of %d free bytes", name, err, free)
 		}
 	}
 	if r.free(0) != free {

@@ -45,7 +45,8 @@ func (e *Engine) Malloc(size uint64, dev int, r Region, margin uint64) (mem.Addr
 	}
 	reserved, ok := roundUp(size, d.granularity)
 	if !ok {
-		return 0, &DeviceMemoryError{Device: dev, Need: size}
+		free, _ := e.freeMemory(dev) // for the message only
+		return 0, &DeviceMemoryError{Device: dev, Need: size, Free: free}
 	}
 	access := e.rangeAccess(dev)
 	a := &alloc.Allocation{
