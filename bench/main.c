@@ -247,8 +247,9 @@ static void reply_operation(const struct operation *o)
 static bool do_pause(const struct arguments *a)
 {
 	struct operation o;
+	const char *tag = text_of(a, "tag"), *dead = text_of(a, "dead");
 
-	if (!saver_pause(text_of(a, "tag"), &o))
+	if (!(dead != NULL ? saver_pause_except(tag, dead, &o) : saver_pause(tag, &o)))
 		return false;
 	reply_operation(&o);
 	return true;

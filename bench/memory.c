@@ -194,6 +194,18 @@ bool memory_checksum(const char *tag, uint64_t *sum)
 	return true;
 }
 
+bool memory_ranges(const char *tag, struct range **list, size_t *count)
+{
+	*count = 0;
+	*list = calloc(nparts + 1, sizeof(**list));
+	if (*list == NULL)
+		return fail("out of host memory");
+	for (size_t i = 0; i < nparts; i++)
+		if (strcmp(parts[i].tag, tag) == 0)
+			(*list)[(*count)++] = (struct range){parts[i].address, parts[i].bytes};
+	return *count > 0 || fail("nothing is allocated with tag %s", tag);
+}
+
 bool memory_free(const char *tag)
 {
 	size_t kept = 0;

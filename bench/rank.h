@@ -90,8 +90,16 @@ struct operation {
 	size_t free_before, free_after;   /* the driver's free device memory */
 	uint64_t host_before, host_after; /* this process's own host memory (RssAnon and RssFile) */
 };
+/* Device memory, as ebb_range of ebb.h. */
+struct range {
+	const void *address;
+	size_t bytes;
+};
+
 /* tag null: everything. */
 bool saver_pause(const char *tag, struct operation *done);
+/* The bytes of the memory with the tag dead need not be kept. */
+bool saver_pause_except(const char *tag, const char *dead, struct operation *done);
 bool saver_resume(const char *tag, struct operation *done);
 char *saver_status(void); /* JSON, to be freed; null where the library has none */
 
@@ -104,6 +112,8 @@ bool memory_fill(const char *tag, uint64_t seed);
 /* New random bytes in one of every so many chunks. */
 bool memory_touch(const char *tag, uint64_t seed, size_t every, size_t *touched);
 bool memory_checksum(const char *tag, uint64_t *sum);
+/* Where the memory of a tag is: count ranges, to be freed. */
+bool memory_ranges(const char *tag, struct range **list, size_t *count);
 bool memory_free(const char *tag);
 
 /* ---- disk.c ------------------------------------------------------------------------------------ */

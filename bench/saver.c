@@ -17,6 +17,7 @@ static struct {
 	int (*resume)(const char *);
 	const char *(*version)(void);         /* of ebb alone, as what follows */
 	int (*status)(char *, size_t, size_t *);
+	int (*pause_except)(const char *const *, size_t, const struct range *, size_t, void *);
 	size_t (*last_error)(char *, size_t);
 } saver;
 
@@ -31,6 +32,7 @@ void saver_open(void)
 	FIND(resume, "tms_resume");
 	FIND(version, "ebb_version");
 	FIND(status, "ebb_status");
+	FIND(pause_except, "ebb_pause_except");
 	FIND(last_error, "ebb_last_error");
 #undef FIND
 }
@@ -78,6 +80,17 @@ static uint64_t host_memory(void)
 	return sum;
 }
 
+/* Of the pause that is under way. */
+static struct {
+	struct range *list;
+	size_t count;
+} unused;
+
+static int pause_but_for_unused(const char *tag)
+{
+	return saver.pause_except(&tag, tag != NULL ? 1 : 0, unused.list, unused.count, NULL);
+}
+
 static bool operate(int (*call)(const char *), const char *name, const char *tag, struct operation *done)
 {
 	size_t total;
@@ -103,6 +116,17 @@ static bool operate(int (*call)(const char *), const char *name, const char *tag
 }
 
 bool saver_pause(const char *tag, struct operation *done) { return operate(saver.pause, "tms_pause", tag, done); }
+
+bool saver_pause_except(const char *tag, const char *dead, struct operation *done)
+{
+	bool ok = saver.pause_except != NULL ? memory_ranges(dead, &unused.list, &unused.count)
+					     : fail("the library leaves no unused bytes behind (ebb_pause_except)");
+
+	ok = ok && operate(pause_but_for_unused, "ebb_pause_except", tag, done);
+	free(unused.list);
+	unused.list = NULL;
+	return ok;
+}
 
 bool saver_resume(const char *tag, struct operation *done) { return operate(saver.resume, "tms_resume", tag, done); }
 

@@ -71,6 +71,7 @@ type actor struct {
 	bytes  uint64
 	row    string // whose time it is
 	zero   uint64 // of the bytes, in gradients that are zero
+	dead   uint64 // of the bytes, with content that nobody needs: a pause is told
 	rounds int    // in which it takes part, from the first on; 0: all
 	sum    string // checksum that its content must have after the next resume
 	pauses operations
@@ -116,6 +117,7 @@ type actorOptions struct {
 	bytes  uint64
 	pieces uint64
 	adamw  bool
+	dead   bool     // with as much more as nobody needs: a quarter of the others
 	disks  []*folder // nil: all
 	env    []string
 	row    string // whose time it is
@@ -142,6 +144,11 @@ func (s *session) actor(lib library, o actorOptions) (*actor, error) {
 	} else {
 		_, err = r.call("alloc tag=all backup=%s bytes=%d pieces=%d", o.backup, o.bytes, o.pieces)
 	}
+	if err == nil && o.dead {
+		a.dead = deadBytes(a.bytes)
+		a.bytes += a.dead
+		_, err = r.call("alloc tag=%s backup=%s bytes=%d pieces=%d", deadTag, o.backup, a.dead, piecesOf(a.dead))
+	}
 	if err == nil && lib.ebb && s.report.Machine.Device == "" {
 		var st status
 		st, err = r.status()
@@ -149,6 +156,12 @@ func (s *session) actor(lib library, o actorOptions) (*actor, error) {
 	}
 	return a, err
 }
+
+// deadTag is what the memory is called whose content nobody needs.
+const deadTag = "dead"
+
+// deadBytes is how many a training of so many bytes leaves behind in its allocator, in these actors: a fifth of all.
+func deadBytes(live uint64) uint64 { return max(live/4/unit*unit, unit) }
 
 // actors starts one actor for each library and carries out a first cycle.
 func (s *session) actors(o actorOptions) ([]*actor, error) {
@@ -184,6 +197,10 @@ func (s *session) warmActor(lib library, o actorOptions) (*actor, error) {
 func (a *actor) fill() error {
 	a.s.seed++
 	_, err := a.rank.call("fill tag=all seed=%d", a.s.seed)
+	if err == nil && a.dead > 0 { // nobody's, and not zero
+		_, err = a.rank.call("fill tag=%s seed=%d", deadTag, a.s.seed+1)
+		a.s.seed++
+	}
 	return err
 }
 
@@ -194,7 +211,11 @@ func (a *actor) checksum() (string, error) {
 
 // operate carries out a pause or resume of everything.
 func (a *actor) operate(verb string) (operation, error) {
-	o, free, err := a.rank.operate(verb)
+	command := verb
+	if a.dead > 0 && verb == "pause" {
+		command += " dead=" + deadTag
+	}
+	o, free, err := a.rank.operate(command)
 	if err != nil {
 		return o, err
 	}
@@ -227,8 +248,8 @@ func (a *actor) operate(verb string) (operation, error) {
 
 // operate carries out a pause or resume of everything. freed is by how much the device's free
 // memory grew.
-func (r *rank) operate(verb string) (o operation, freed float64, err error) {
-	v, err := r.measure(verb, "begin", "end", "cpu", "host_after", "free_before", "free_after")
+func (r *rank) operate(command string) (o operation, freed float64, err error) {
+	v, err := r.measure(command, "begin", "end", "cpu", "host_after", "free_before", "free_after")
 	if err != nil {
 		return o, 0, err
 	}

@@ -45,6 +45,10 @@ var parts = []part{
 		return need{device: s.bytes, host: s.bytes / 2, disk: s.bytes, processes: 1}
 	}, start: (*session).startHalf, figures: (*session).halfFigures},
 	{rows: []string{"adamw"}, need: func(s *session) need { return s.forEach(s.bytes) }, start: (*session).startAdamW, figures: (*session).adamwFigures},
+	{rows: []string{"dead"}, need: func(s *session) need {
+		size := s.bytes + deadBytes(s.bytes)
+		return need{device: size, disk: size, processes: 1}
+	}, start: (*session).startDead, figures: (*session).deadFigures},
 	{rows: []string{"unchanged"}, after: (*session).pauseAgain, figures: (*session).unchangedFigures},
 	{rows: []string{"small"}, need: func(s *session) need {
 		return s.forEach(s.smallBytes()).plus(need{disk: s.smallBytes()})
@@ -317,7 +321,31 @@ func (s *session) adamwFigures(c *cast, own []*actor) {
 	s.add(own[0].movingRatios("adamw", "adamw", "AdamW actor, ", "raw write", "raw read", c.writes.rates("raw write"), c.reads.rates("raw read"))...)
 	s.versus("adamw", "AdamW actor, pause", own, pausesOf)
 	s.versus("adamw", "AdamW actor, resume", own, wakesOf)
-	s.add(missing("adamw", "ebb", "the same with dead bytes left behind", "dead bytes are PyTorch's to tell: test/gpu measures them"))
+}
+
+// startDead: an actor of AdamW and with it memory that its allocator holds and nobody uses, which pauses are told.
+func (s *session) startDead() ([]*actor, error) {
+	a, err := s.warmActor(s.libs[0], actorOptions{backup: "disk", bytes: s.bytes, adamw: true, dead: true, row: "dead"})
+	return []*actor{a}, err
+}
+
+func (s *session) deadFigures(c *cast, own []*actor) {
+	const row = "dead"
+	a := own[0]
+	whats := []string{"AdamW actor with dead bytes, pause: logical GB/s / raw write", "the same, resume: logical GB/s / raw read"}
+	if len(a.pauses) > 0 && a.pauses[0].out.SkippedUnused == nil {
+		for _, what := range whats {
+			s.add(missing(row, "ebb", what, "ebb_status does not tell skipped_unused_bytes: dead bytes are not left behind"))
+		}
+		return
+	}
+	live := float64(a.bytes-a.dead) / float64(a.bytes)
+	pause := ratio(row, "ebb", whats[0], a.pauses.rates("pause"), c.writes.rates("raw write")).atLeast(1.15 / live)
+	if len(a.pauses) > 0 {
+		pause = pause.noting(fmt.Sprintf("dead: %.1f %% of the bytes, %.1f %% left behind; zero: %.1f %%; bound %.3f", 100*(1-live),
+			100*float64(*a.pauses[0].out.SkippedUnused)/float64(a.bytes), 100*float64(a.zero)/float64(a.bytes), float64(a.bytes)/float64(a.bytes-a.dead-a.zero)))
+	}
+	s.add(pause, ratio(row, "ebb", whats[1], a.wakes.rates("resume"), c.reads.rates("raw read")).atLeast(1.15/live))
 }
 
 // touchedEvery is how many chunks there are for each that a touch changes.

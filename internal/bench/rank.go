@@ -195,13 +195,14 @@ type status struct {
 }
 
 type outcome struct {
-	HostBytes   uint64   `json:"host_bytes"`
-	DiskBytes   uint64   `json:"disk_bytes"`
-	Seconds     float64  `json:"seconds"`
-	Workers     int      `json:"workers"`
-	SkippedZero *uint64  `json:"skipped_zero_bytes"`
-	SkippedSame *uint64  `json:"skipped_same_bytes"`
-	Checks      *float64 `json:"check_seconds"`
+	HostBytes     uint64   `json:"host_bytes"`
+	DiskBytes     uint64   `json:"disk_bytes"`
+	Seconds       float64  `json:"seconds"`
+	Workers       int      `json:"workers"`
+	SkippedZero   *uint64  `json:"skipped_zero_bytes"`
+	SkippedUnused *uint64  `json:"skipped_unused_bytes"`
+	SkippedSame   *uint64  `json:"skipped_same_bytes"`
+	Checks        *float64 `json:"check_seconds"`
 
 	Phases map[string]float64 `json:"phases"` // seconds of each
 }

@@ -20,6 +20,7 @@ var Rows = []Row{
 	{"cpu", "host memory: later pauses and resumes / pinned copies; without keeping it"},
 	{"host-half", "half the bytes in host memory, half on disk: time / all on disk"},
 	{"adamw", "an actor of AdamW with zeroed gradients: logical rate / raw write"},
+	{"dead", "the same with dead bytes, which stay behind: logical rate / raw write"},
 	{"unchanged", "second pause of an unchanged actor, and of one changed in a tenth"},
 	{"small", "10,000 x 2 MiB (fewer where --gib says so) / few large allocations"},
 	{"pinned", "host memory pinned while the actor grows 8 times"},
