@@ -113,6 +113,26 @@ func compiled(t *testing.T, name string) string {
 	return path
 }
 
+// A pause is told which bytes are dead, and leaves them behind.
+func TestDeadBytesStayBehind(t *testing.T) {
+	o := onSoft(t, "dead")
+	report, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range report.Figures {
+		if f.Row != "dead" || f.Note == "" {
+			continue
+		}
+		var dead, left float64
+		if n, err := fmt.Sscanf(f.Note, "dead: %f %% of the bytes, %f %% left behind", &dead, &left); n < 2 || dead != left || dead == 0 {
+			t.Errorf("%q: %v", f.Note, err)
+		}
+		return
+	}
+	t.Errorf("no figure says what was left behind: %+v", report.Figures)
+}
+
 // Every row gives numbers, or says why it has none.
 func TestEveryRowIsMeasured(t *testing.T) {
 	o := onSoft(t)
