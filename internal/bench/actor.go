@@ -117,7 +117,7 @@ type actorOptions struct {
 	bytes  uint64
 	pieces uint64
 	adamw  bool
-	dead   bool     // with as much more as nobody needs: a quarter of the others
+	dead   bool      // with as much more as nobody needs: a quarter of the others
 	disks  []*folder // nil: all
 	env    []string
 	row    string // whose time it is
