@@ -26,7 +26,7 @@ def main() -> int:
             return 1
     (ROOT / "build").mkdir(exist_ok=True)
     work = tempfile.mkdtemp(prefix="python-tests-", dir=ROOT / "build")
-    environment = {name: os.environ[name] for name in ("PATH", "HOME", "EBB_CI") if name in os.environ}
+    environment = {name: os.environ[name] for name in ("PATH", "HOME", "EBB_CI", "EBB_TEST_SEED", "EBB_TEST_LONG") if name in os.environ}
     environment.update(
         LC_ALL="C.UTF-8",
         PYTHONPATH=os.pathsep.join(str(ROOT / path) for path in PATHS),
