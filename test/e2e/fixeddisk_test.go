@@ -25,15 +25,18 @@ func TestTheScriptForAFixedDiskEndsWithAllThatItStarted(t *testing.T) {
 		t.Fatal(err)
 	}
 	group := fmt.Sprintf("%s/ebb-bench-%d", groups, cmd.Process.Pid)
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // the state of the process has it too
+		close(ended)
+	}()
 	for measuring := false; !measuring; time.Sleep(10 * time.Millisecond) {
 		select {
-		case err := <-ended:
+		case <-ended:
 			if cmd.ProcessState.ExitCode() == 2 {
 				t.Skipf("no drive that can be held at a rate: %s", &said)
 			}
-			t.Fatalf("%v: %s", err, &said)
+			t.Fatalf("%v: %s", cmd.ProcessState, &said)
 		default:
 		}
 		files, _ := filepath.Glob(filepath.Join(n.disk, "ebb-bench-*", "rank-*", "*.bak"))
@@ -45,7 +48,7 @@ func TestTheScriptForAFixedDiskEndsWithAllThatItStarted(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	_ = <-ended // its status says the same
+	<-ended
 	if status := cmd.ProcessState.ExitCode(); status != 128+int(syscall.SIGTERM) {
 		t.Errorf("status %d: %s", status, &said)
 	}
