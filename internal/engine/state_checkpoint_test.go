@@ -123,6 +123,28 @@ func TestASavedCheckpointReplacesAnOlderOne(t *testing.T) {
 	}
 }
 
+// Files of a state are written in place: a checkpoint that were another name of one would change with it.
+func TestNoFileOfACheckpointIsOneOfTheState(t *testing.T) {
+	r := newStateRig(t)
+	s := r.filled(300<<10, 5)
+	dir := filepath.Join(r.dir, "checkpoint") // on the same file system
+	check(t, s.SaveState(s.id, dir, nil))
+	for _, name := range names(t, dir) {
+		var saved, own unix.Stat_t
+		check(t, unix.Stat(filepath.Join(dir, name), &saved))
+		if saved.Nlink != 1 {
+			t.Errorf("%s has %d names", name, saved.Nlink)
+		}
+		for _, f := range r.files() {
+			check(t, unix.Stat(f, &own))
+			if own.Ino == saved.Ino {
+				t.Errorf("%s is %s", name, f)
+			}
+		}
+	}
+	check(t, os.RemoveAll(dir))
+}
+
 func TestWhatIsNoCheckpointIsNotReplaced(t *testing.T) {
 	r := newStateRig(t)
 	s := r.filled(5)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -12,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
@@ -201,6 +204,37 @@ func TestAStateIsZeroAndTakesAllItsRoomAtFirst(t *testing.T) {
 		if info.Size() == 0 {
 			t.Errorf("%s has no room", f)
 		}
+	}
+}
+
+// All room is taken at first, so that no step finds the disk full, and steps take no other.
+func TestFilesOfAStateHaveTheirRoomAndAreOverwrittenInPlace(t *testing.T) {
+	r := newStateRig(t)
+	s := r.newState("adam", 300<<10, 64<<10)
+	slot, stream := r.slot(1<<20, 0), r.stream(0)
+	type file struct{ inode, room uint64 }
+	look := func() map[string]file {
+		seen := map[string]file{}
+		for _, f := range r.files() {
+			var st unix.Stat_t
+			check(t, unix.Stat(f, &st))
+			seen[f] = file{st.Ino, uint64(st.Blocks) * 512}
+		}
+		return seen
+	}
+	before := look()
+	var room uint64
+	for _, f := range before {
+		room += f.room
+	}
+	if len(before) != 2 || room < 364<<10 {
+		t.Errorf("%d files with room for %d bytes", len(before), room)
+	}
+	for range 2 {
+		s.mustUpdate(slot, stream, 0, 1)
+	}
+	if after := look(); !maps.Equal(before, after) {
+		t.Errorf("files before %v, and after %v", before, after)
 	}
 }
 
