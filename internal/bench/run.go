@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ebb-offload/ebb/internal/hostmem"
 	"github.com/ebb-offload/ebb/internal/launch"
 	"github.com/ebb-offload/ebb/internal/version"
 )
@@ -100,7 +101,7 @@ func (s *session) timing(rows string) (stop func()) {
 
 // newSession checks what can be checked without starting or making anything.
 func newSession(ctx context.Context, o Options) (*session, error) {
-	s := &session{ctx: ctx, o: o, bytes: o.bytes(), own: map[*rank][]rankFolder{}, freeHost: memory("MemAvailable")}
+	s := &session{ctx: ctx, o: o, bytes: o.bytes(), own: map[*rank][]rankFolder{}, freeHost: hostmem.Left()}
 	if o.Progress == nil {
 		s.o.Progress = func(string) {}
 	}

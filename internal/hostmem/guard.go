@@ -62,6 +62,24 @@ func (l Limits) check(n, whole uint64) error {
 	return nil
 }
 
+// Left is how many bytes may be taken before the node or a memory cgroup of this process has none left;
+// 0 where the system does not say.
+func Left() uint64 {
+	limits, err := Look()
+	if err != nil {
+		return 0
+	}
+	return limits.left()
+}
+
+func (l Limits) left() uint64 {
+	least := uint64(math.MaxUint64)
+	for _, b := range l.bounds() {
+		least = min(least, b.left())
+	}
+	return max(least, 1) // none at all is known, too
+}
+
 // Verdict is how much host memory a rank may use, and why.
 type Verdict struct {
 	Bytes   uint64 // whole MiB

@@ -51,6 +51,21 @@ func TestARefusalSaysWhatWhyAndWhatToDo(t *testing.T) {
 	}
 }
 
+func TestWhatIsLeftIsThatOfTheTightestLimit(t *testing.T) {
+	l := Limits{Total: 64 << 30, Available: 40 << 30}
+	if got := l.left(); got != 40<<30 {
+		t.Errorf("of the node: %d", got)
+	}
+	l.Groups = []Group{{Path: "/job", Limit: 16 << 30, Used: 10 << 30}, {Path: "/", Limit: 60 << 30, Used: 50 << 30}}
+	if got := l.left(); got != 6<<30 {
+		t.Errorf("of the group: %d", got)
+	}
+	l.Groups[0].Used = 17 << 30
+	if got := l.left(); got != 1 {
+		t.Errorf("of a group that has none: %d", got)
+	}
+}
+
 func TestBudgetIsAnEqualShareOfTheTightestLimit(t *testing.T) {
 	node := Limits{Total: 1000 * gib, Available: 850 * gib}
 	inGroup := node

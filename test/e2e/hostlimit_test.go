@@ -46,6 +46,18 @@ func memoryGroup(t *testing.T, limit uint64) (dir, name string) {
 	return dir, name
 }
 
+// ebb bench looks at the memory cgroup before it starts, too.
+func TestABenchBeyondTheMemoryCgroupIsRefusedBeforeItStarts(t *testing.T) {
+	dir, _ := memoryGroup(t, 256<<20)
+	n := newNode(t, 2048)
+	cmd := n.process(t, "/bin/sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, dir, filepath.Join(root, "dist/bin/ebb"), "bench",
+		"--device", "soft", "--disk-dir", n.disk, "--gib", "0.25", "--rounds", "1", "--rows", "cpu")
+	if o := run(t, cmd); o.status != 2 || !strings.Contains(o.stderr, "of host memory at a time and ") {
+		t.Error(o)
+	}
+	nothingIn(t, n.disk)
+}
+
 // The kernel would end the process, or another one, if a pause took what is not there.
 func TestAPauseBeyondTheMemoryCgroupIsRefusedAndNobodyIsKilled(t *testing.T) {
 	for _, c := range []struct{ name, backend, arena string }{
