@@ -121,6 +121,9 @@ func parseInt(s string, low, high int, what string) (int, error) {
 
 // ParseRows parses --rows, but for the word list.
 func ParseRows(s string) ([]string, error) {
+	if s == "all" { // as the help names the default
+		return nil, nil
+	}
 	var rows []string
 	for name := range strings.SplitSeq(s, ",") {
 		name = strings.TrimSpace(name)

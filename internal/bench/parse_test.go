@@ -65,6 +65,9 @@ func TestOptionsAreParsed(t *testing.T) {
 	if rows, err := ParseRows("resume, pause"); err != nil || !slices.Equal(rows, []string{"resume", "pause"}) {
 		t.Errorf("rows %q, %v", rows, err)
 	}
+	if rows, err := ParseRows("all"); err != nil || rows != nil {
+		t.Errorf("all rows are %q, %v", rows, err)
+	}
 	_, err = ParseRows("pause,speed")
 	refused(err, `there is no row "speed": --rows list prints them`)
 }
