@@ -504,7 +504,7 @@ def print_table(rows):
     for verb in ("pause", "resume"):
         errors = [row["planned"][verb] / row[f"{verb}_seconds"] - 1 for row in rows if row["planned"]]
         if errors:
-            print(f"ebb plan --live, next {verb}: " + ", ".join(f"{error:+.0%}" for error in errors) + " of what it took")
+            print(f"ebb plan --live of the next {verb}: " + ", ".join(f"{error:+.0%}" for error in errors) + " of what it took")
     print()
     for row in rows:
         print(f"rollout {row['cycle']}: {row['sample']}"[:100])
