@@ -52,7 +52,7 @@ func (o planOptions) forecast(found found, statuses []node.RankStatus) planLiveR
 		r.Silent = append(r.Silent, fmt.Sprintf("%s (pid %d) does not answer: %s", node.Name(s.Who), s.PID, s.Why))
 	}
 	var ranks []sizing.LiveRank
-	var waiting, same []string
+	var waiting, first, same []string
 	for _, s := range statuses {
 		if s.Err != "" {
 			r.Silent = append(r.Silent, fmt.Sprintf("%s (pid %d) does not answer: %s", node.Name(s.Who), s.PID, s.Err))
@@ -67,6 +67,9 @@ func (o planOptions) forecast(found found, statuses []node.RankStatus) planLiveR
 		} else {
 			if rank.Pause.Bytes > 0 && rank.Pause.Host+rank.Pause.Disk == 0 {
 				same = append(same, rank.Name)
+			}
+			if s.Status.Pauses == 1 && rank.Pause.Host+rank.Pause.Disk > 0 {
+				first = append(first, rank.Name)
 			}
 			r.Written += uint64(float64(rank.Pause.Disk) * float64(rank.Bytes) / float64(max(rank.Pause.Bytes, 1)))
 		}
@@ -86,6 +89,9 @@ func (o planOptions) forecast(found found, statuses []node.RankStatus) planLiveR
 	}
 	if len(same) > 0 {
 		r.Notes = append(r.Notes, "The latest pause had nothing to move, all of it being zero or in the backup already, and tells nothing of one after a step: "+strings.Join(same, ", "))
+	}
+	if r.RatesFrom == "latest" && len(first) > 0 {
+		r.Notes = append(r.Notes, "The first pause of a process also makes the files or the memory, so that the next one may take less than is said: "+strings.Join(first, ", "))
 	}
 	if r.RatesFrom == "latest" {
 		r.Notes = append(r.Notes, "The rates are those of the latest pause and resume themselves, so the error only says how far ranks differ. With --disk-write and --disk-read (ebb bench measures them) it says how good the prediction is.")

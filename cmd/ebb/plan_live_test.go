@@ -14,7 +14,7 @@ import (
 func TestAForecastWithoutSecondsSaysWhy(t *testing.T) {
 	rank := func(name string, last *node.LastOperation) node.RankStatus {
 		s := node.RankStatus{Rank: node.Rank{Who: control.Who{Role: "actor", Cell: "0", Rank: name}}}
-		s.Status.Active, s.Status.LastPause = 8<<30, last
+		s.Status.Active, s.Status.LastPause, s.Status.Pauses = 8<<30, last, 1
 		return s
 	}
 	var o planOptions
@@ -28,6 +28,7 @@ func TestAForecastWithoutSecondsSaysWhy(t *testing.T) {
 	r.print(&text, o)
 	said := strings.Join(strings.Fields(text.String()), " ")
 	for _, want := range []string{
+		"so that the next one may take less than is said: actor/0/0 -",
 		"The latest pause had nothing to move, all of it being zero or in the backup already, and tells nothing of one after a step: actor/0/1 -",
 		"no pause was done yet, or the latest one failed: actor/0/2, actor/0/a-name",
 	} {

@@ -23,6 +23,7 @@ type Status struct {
 	Paused      uint64         `json:"bytes_paused"`
 	Staging     uint64         `json:"staging_bytes"`
 	Tags        []TagStatus    `json:"tags"`
+	Pauses      uint64         `json:"pauses"`
 	LastPause   *LastOperation `json:"last_pause"`
 	LastResume  *LastOperation `json:"last_resume"`
 	Disk        DiskStatus     `json:"disk"`
