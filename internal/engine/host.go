@@ -10,6 +10,7 @@ import (
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/hostmem"
+	"github.com/ebb-offload/ebb/internal/sizes"
 	"github.com/ebb-offload/ebb/internal/store"
 )
 
@@ -146,6 +147,10 @@ func (e *Engine) hostBudget() uint64 {
 	e.host.asked = true
 	if !e.config.HostAuto {
 		e.host.budget = e.config.HostBytes
+		if 0 < e.host.budget && e.host.budget < e.block {
+			e.log.Printf("host memory for disk backups: %s is less than a block of %s, so all goes to disk: allow more (--offload-train-host-mb, EBB_HOST_MB)",
+				sizes.Binary(e.host.budget), sizes.Binary(e.block))
+		}
 		return e.host.budget
 	}
 	ranks := e.config.LocalRanks

@@ -326,6 +326,20 @@ func TestDiskBackupsFillTheHostBudgetFirst(t *testing.T) {
 	}
 }
 
+// A budget in which no block has room is used for nothing, which is said.
+func TestABudgetBelowABlockIsSaid(t *testing.T) {
+	r := newRigWith(t, Config{ChunkBytes: 4 << 20, HostBytes: 4096})
+	a := r.make(2<<20, 0, disk("x"))
+	if res := r.pause(); res.HostBytes != 0 || res.DiskBytes != uint64(len(a.want)) {
+		t.Fatalf("%+v", res)
+	}
+	r.resume()
+	r.holds(a)
+	if said := r.logged(); !strings.Contains(said, "4.0 KiB is less than a block of") || !strings.Contains(said, "--offload-train-host-mb") {
+		t.Errorf("logged %q", said)
+	}
+}
+
 func TestTheEngineChoosesABudgetOnceAndSaysWhy(t *testing.T) {
 	r := newRigWith(t, Config{ChunkBytes: 4 << 20, HostAuto: true, LocalRanks: 1000})
 	a := r.make(1<<20, 0, disk("x"))
