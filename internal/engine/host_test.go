@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/device"
 	"github.com/ebb-offload/ebb/internal/mem"
+	"github.com/ebb-offload/ebb/internal/pipeline"
 )
 
 // Under the launcher CPU backups lie in an arena: after the first pause nothing is pinned any more,
@@ -268,6 +270,59 @@ func TestWithoutSnapshotsMoreWorkersMove(t *testing.T) {
 		t.Errorf("%d workers", res.Workers)
 	}
 	r.resume()
+	r.holds(list...)
+}
+
+// Snapshots that only some workers could have are given back before anything moves without them.
+func TestSnapshotsOfSomeWorkersAreGivenBackAtOnce(t *testing.T) {
+	r, list := hostRig(t)
+	r.bySnapshot()
+	free := r.free(0)
+	var least atomic.Uint64
+	least.Store(math.MaxUint64)
+	w := &whileReached{Driver: r.drv, do: func() {
+		now, _, err := r.drv.MemInfo()
+		check(t, err)
+		for old := least.Load(); now < old && !least.CompareAndSwap(old, now); old = least.Load() {
+		}
+	}}
+	r.fault("cuMemCreate:2:2")
+	r.drv = w
+	r.pause()
+	r.drv = w.Driver
+	r.fault("")
+	if got := least.Load(); got != free {
+		t.Errorf("%d bytes were free before, %d when blocks were copied", free, got)
+	}
+	r.resume()
+	r.holds(list...)
+}
+
+// whileReached is the driver, and does something when a kernel is about to copy to host memory.
+type whileReached struct {
+	device.Driver
+	do func()
+}
+
+func (w *whileReached) HostDevicePointer(p unsafe.Pointer) (mem.Addr, error) {
+	w.do()
+	return w.Driver.HostDevicePointer(p)
+}
+
+// A defect of ebb in the midst of a copy fails the pause, and leaves no snapshot on the device.
+func TestAPanicLeavesNoSnapshot(t *testing.T) {
+	r, list := hostRig(t)
+	r.bySnapshot()
+	free := [2]uint64{r.free(0), r.free(1)}
+	w := &whileCopied{Driver: r.drv, do: func() { panic("a defect") }}
+	r.drv = w
+	if _, err := r.Pause(nil, r.set); !errors.Is(err, pipeline.ErrPanic) {
+		t.Errorf("got %v", err)
+	}
+	if r.free(0) != free[0] || r.free(1) != free[1] {
+		t.Errorf("free before: %v, after: %d and %d", free, r.free(0), r.free(1))
+	}
+	r.drv = w.Driver
 	r.holds(list...)
 }
 

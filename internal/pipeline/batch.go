@@ -171,15 +171,17 @@ func (p *Pool) prepare(way Way, m Move) (seconds float64, have bool, err error) 
 }
 
 // possible is the way or, where it wants snapshots that cannot be had, one without: so few workers are slow then.
+// Those that could be had for some are given back: a device that has no room for all is full.
 func (p *Pool) possible(way Way, work Work) (Way, error) {
 	if !way.Snapshot || work.Host.Len == 0 {
 		return way, nil
 	}
 	first := work.Host.At(0)
 	way.Workers = min(way.Workers, p.options.Workers)
-	_, have, err := p.prepare(way, first)
+	_, have, err := p.prepare(Way{Workers: min(way.Workers, work.Host.Len), Snapshot: true}, first)
 	if !have {
 		way = p.Default(first.Length)
+		p.dropSnapshots(&err)
 	}
 	return way, err
 }

@@ -110,6 +110,11 @@ func (p *Pool) Probe(d Direction, work Work, otherwise Way) (best Way, trials []
 		trials = append(trials, Trial{Workers: way.Workers, Snapshot: way.Snapshot, GBPerS: rate, Setup: setup})
 	}
 	best = choose(trials, bytes)
+	if !best.Snapshot {
+		if p.dropSnapshots(&err); err != nil {
+			return best, trials, err
+		}
+	}
 	*queue = queue.part(done, queue.Len)
 	return best, trials, p.move(d, work, best)
 }
