@@ -17,9 +17,26 @@ import (
 // can hold would keep all hand-overs out.
 
 // plantedError says that there is something else in the place of a lock.
-type plantedError struct{ what string }
+type plantedError struct {
+	what      string
+	owner     *uint32 // not nil: it may be the lock of this other user, and be held
+	directory bool
+}
 
-func (e plantedError) Error() string { return "there " + e.what + ", which ebb did not put there" }
+func (e plantedError) Error() string {
+	if e.owner != nil {
+		return "there " + e.what + ", which may be a lock of that user's"
+	}
+	return "there " + e.what + ", which ebb did not put there"
+}
+
+// removal is the command that removes it.
+func (e plantedError) removal() string {
+	if e.directory {
+		return "rmdir"
+	}
+	return "rm"
+}
 
 // ownedError says that the directory is another user's, who can remove what is in it.
 type ownedError struct {
@@ -37,8 +54,10 @@ func remedy(path string, err error) string {
 	var planted plantedError
 	var owned ownedError
 	switch {
+	case errors.As(err, &planted) && planted.owner != nil:
+		return fmt.Sprintf("let a hand-over of user %d end that is under way; if there is none, remove it, and repeat the command: rm %s", *planted.owner, path)
 	case errors.As(err, &planted):
-		return "remove it, and repeat the command: rm " + path
+		return "remove it, and repeat the command: " + planted.removal() + " " + path
 	case errors.As(err, &owned):
 		return "name another directory with EBB_RUNTIME_DIR, for the ranks too"
 	case errors.Is(err, unix.EROFS):
@@ -123,9 +142,9 @@ func openLock(path string) (int, error) {
 			_ = unix.Close(fd)
 			continue
 		}
-		if what := foreign(st, dir); what != "" {
+		if what := foreign(st, dir); what != nil {
 			_ = unix.Close(fd)
-			return -1, plantedError{what}
+			return -1, *what
 		}
 		return fd, nil
 	}
@@ -140,34 +159,34 @@ func planted(path string, err error) error {
 	if err == unix.EACCES && st.Uid == 0 && int(dir.Uid) == os.Geteuid() {
 		return unix.EWOULDBLOCK // the superuser has just made it, and gives it to this user next
 	}
-	if what := foreign(st, dir); what != "" {
-		return plantedError{what}
+	if what := foreign(st, dir); what != nil {
+		return *what
 	}
 	return err
 }
 
 // foreign says what something is that is no lock of this user's, or of the user whose directory it lies in where
-// this is the superuser. It is empty for a lock.
-func foreign(st, dir unix.Stat_t) string {
+// this is the superuser. It is nil for a lock.
+func foreign(st, dir unix.Stat_t) *plantedError {
 	uid := os.Geteuid()
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 	case unix.S_IFLNK:
-		return "is a symbolic link"
+		return &plantedError{what: "is a symbolic link"}
 	case unix.S_IFIFO:
-		return "is a FIFO"
+		return &plantedError{what: "is a FIFO"}
 	case unix.S_IFSOCK:
-		return "is a socket"
+		return &plantedError{what: "is a socket"}
 	case unix.S_IFDIR:
-		return "is a directory"
+		return &plantedError{what: "is a directory", directory: true}
 	default:
-		return "is a device"
+		return &plantedError{what: "is a device"}
 	}
 	switch {
 	case int(st.Uid) != uid && !(uid == 0 && st.Uid == dir.Uid):
-		return fmt.Sprintf("is a file of user %d", st.Uid)
+		return &plantedError{what: fmt.Sprintf("is a file of user %d", st.Uid), owner: &st.Uid}
 	case st.Nlink > 1:
-		return fmt.Sprintf("is a file with %d names", st.Nlink)
+		return &plantedError{what: fmt.Sprintf("is a file with %d names", st.Nlink)}
 	}
-	return ""
+	return nil
 }

@@ -63,8 +63,16 @@ func TestWhatIsPlantedInThePlaceOfALockIsLeftAlone(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if said := refused(t, dir); !strings.Contains(said, what) || !strings.Contains(said, "rm "+path) {
+			remover := "rm"
+			if what == "directory" {
+				remover = "rmdir"
+			}
+			said := refused(t, dir)
+			if !strings.Contains(said, what) || !strings.Contains(said, " "+remover+" "+path) {
 				t.Error(said)
+			}
+			if owned := strings.HasPrefix(what, "file of user"); owned != strings.Contains(said, "let a hand-over of user 4711 end") || owned == strings.Contains(said, "which ebb did not put there") {
+				t.Errorf("what may be a lock that is held: %v: %s", owned, said)
 			}
 			if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
 				t.Errorf("it is not there any more: %v", err)
@@ -146,15 +154,17 @@ func TestADirectoryThatTheUserMayNotWriteIsSaidToBeOne(t *testing.T) {
 // Whatever the reason, what helps is said.
 func TestEveryReasonForNoLockHasARemedy(t *testing.T) {
 	for err, want := range map[error]string{
-		unix.EROFS:             "mount it writable",
-		unix.EACCES:            "hand over as the user whose ranks they are",
-		unix.EPERM:             "hand over as the user whose ranks they are",
-		unix.ENOSPC:            "make room in /run/ebb",
-		unix.EDQUOT:            "make room in /run/ebb",
-		unix.ENOTDIR:           "EBB_RUNTIME_DIR",
-		unix.EIO:               "/run/ebb",
-		ownedError{"/run", 7}:  "EBB_RUNTIME_DIR",
-		plantedError{"is odd"}: "rm /run/ebb/x.lock",
+		unix.EROFS:                   "mount it writable",
+		unix.EACCES:                  "hand over as the user whose ranks they are",
+		unix.EPERM:                   "hand over as the user whose ranks they are",
+		unix.ENOSPC:                  "make room in /run/ebb",
+		unix.EDQUOT:                  "make room in /run/ebb",
+		unix.ENOTDIR:                 "EBB_RUNTIME_DIR",
+		unix.EIO:                     "/run/ebb",
+		ownedError{"/run", 7}:        "EBB_RUNTIME_DIR",
+		plantedError{what: "is odd"}: "rm /run/ebb/x.lock",
+		plantedError{what: "is odd", directory: true}:                 "rmdir /run/ebb/x.lock",
+		plantedError{what: "is odd", owner: new(uint32)}:              "let a hand-over of user 0 end that is under way; if there is none",
 		&fs.PathError{Op: "mkdir", Path: "/run/ebb", Err: unix.EROFS}: "mount it writable",
 	} {
 		if got := remedy("/run/ebb/x.lock", err); !strings.Contains(got, want) {
