@@ -104,7 +104,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	if cmd.HasSubCommands() {
 		return launch.Usagef("unknown command %q: ebb --help lists the commands", args[0])
 	}
-	return launch.Usagef("ebb %s takes no arguments, got %q", cmd.Name(), args[0])
+	return launch.Usagef("%s takes no arguments, got %q; see: %s --help", cmd.CommandPath(), args[0], cmd.CommandPath())
 }
 
 // printJSON writes a value as one indented JSON document.

@@ -159,7 +159,7 @@ func (s *swapFlags) run(ctx context.Context) error {
 	case s.wrong != nil:
 		return s.wrong
 	case len(s.options.Engines) == 0:
-		return launch.Usagef("whose memory is it else? give --engine URL, or --engine-command CMD")
+		return launch.Usagef("which rollout engine? give --engine URL, or --engine-command CMD")
 	}
 	if err := s.settings(); err != nil {
 		return err

@@ -126,7 +126,7 @@ type EmptyError struct {
 func (e *EmptyError) Error() string {
 	switch {
 	case e.Files == 0:
-		return "no event logs (*.jsonl) there"
+		return "no event logs (*.jsonl) there; ranks write them with ebb run --event-log DIR"
 	case e.Bad > 0:
 		return fmt.Sprintf("no events in %s, but %s: is it an event log?", count(e.Files, "file"), count(e.Bad, "line")+one(e.Bad, " that is none", " that are none"))
 	}

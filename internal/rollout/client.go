@@ -26,7 +26,7 @@ func ParseURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	switch {
 	case err != nil:
-		return nil, errors.New("is no URL: give one such as http://127.0.0.1:8000")
+		return nil, errors.New("is no URL, which begins with http:// or https://: give one such as http://127.0.0.1:8000")
 	case u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
 		return nil, fmt.Errorf("%q is no http or https URL with a host: give one such as http://127.0.0.1:8000", u.Redacted())
 	case u.User != nil:
