@@ -326,6 +326,35 @@ func TestAPanicLeavesNoSnapshot(t *testing.T) {
 	r.holds(list...)
 }
 
+// A snapshot whose end was a defect is used by no later pause.
+func TestASnapshotThatWasHalfGivenBackIsNotUsedAgain(t *testing.T) {
+	r, list := hostRig(t)
+	r.bySnapshot()
+	var once sync.Once
+	w := &whileUnmapped{Driver: r.drv, do: func() { once.Do(func() { panic("a defect") }) }}
+	r.drv = w
+	if _, err := r.Pause(nil, r.set); !errors.Is(err, pipeline.ErrPanic) {
+		t.Errorf("got %v", err)
+	}
+	r.drv = w.Driver
+	r.change(list)
+	r.pause()
+	r.resume()
+	r.holds(list...)
+}
+
+// whileUnmapped is the driver, and does something when memory was just unmapped.
+type whileUnmapped struct {
+	device.Driver
+	do func()
+}
+
+func (w *whileUnmapped) MemUnmap(addr mem.Addr, n uint64) error {
+	err := w.Driver.MemUnmap(addr, n)
+	w.do()
+	return err
+}
+
 // A snapshot that cannot be made is done without; what fails with one fails the pause, and leaves
 // nothing on the device.
 func TestSnapshotsThatFail(t *testing.T) {

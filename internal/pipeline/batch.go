@@ -203,10 +203,10 @@ func (p *Pool) dropSnapshots(err *error) {
 func (w *worker) dropSnapshots() error {
 	var errs []error
 	for dev, s := range w.snapshots {
+		delete(w.snapshots, dev) // whatever becomes of it, it is not used again
 		if s != nil {
 			errs = append(errs, w.dropSnapshot(s))
 		}
-		delete(w.snapshots, dev)
 	}
 	return errors.Join(errs...)
 }
