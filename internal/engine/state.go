@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -178,6 +179,9 @@ func (e *Engine) CreateState(name string, segments []uint64, device int, diskDir
 			err = filesys.Also(err, st.release())
 		}
 	}()
+	if err := s.roomForMany(segments); err != nil {
+		return 0, fmt.Errorf("room for the state %q: %w", name, err)
+	}
 	for i, size := range segments {
 		b, err := s.store.Open(first+uint64(i), size)
 		if err != nil {
@@ -201,6 +205,25 @@ func (e *Engine) CreateState(name string, segments []uint64, device int, diskDir
 	s.mu.Unlock()
 	e.log.Printf("streamed state %q: %d segments, %s, in %s", name, len(segments), sizes.Binary(st.bytes), strings.Join(s.dirsOf(st), ", "))
 	return st.id, nil
+}
+
+// manyBlocks are so many that the maps of a state's blocks take noticeable host memory.
+const manyBlocks = 1 << 22
+
+// roomForMany is an error where a state has many blocks and the directories have no room for them. The
+// maps are made before the files: those of a size that somebody got wrong by some zeros would
+// take more host memory than there is, and Go ends the process then.
+func (s *states) roomForMany(segments []uint64) error {
+	var all uint64
+	for _, size := range segments {
+		if all += min(size, math.MaxUint64-all); size > math.MaxInt64 {
+			return nil // refused by its size
+		}
+	}
+	if all/s.block < manyBlocks {
+		return nil
+	}
+	return s.store.Room(all)
 }
 
 // reserveSegment takes the room of a segment that has none, all zero.

@@ -552,6 +552,20 @@ func TestAFullDiskAtCreationTakesNothing(t *testing.T) {
 	}
 }
 
+func TestAStateFarBeyondTheDiskIsRefusedBeforeItTakesHostMemory(t *testing.T) {
+	for _, segments := range [][]uint64{{1 << 60}, {1 << 62, 1 << 62, 1 << 62, 1 << 62}} {
+		r := newStateRig(t)
+		_, err := r.CreateState("adam", segments, -1, r.dir)
+		if Code(err) != CodeNoSpace || !strings.Contains(err.Error(), "needed") || !strings.Contains(err.Error(), r.dir) {
+			t.Errorf("%v: %v", segments, err)
+		}
+		if left := r.files(); len(left) > 0 {
+			t.Errorf("%v: files left: %v", segments, left)
+		}
+		r.newState("adam", 1<<20)
+	}
+}
+
 func TestANameOrASizeThatMakesNoSenseIsRefused(t *testing.T) {
 	r := newStateRig(t)
 	for _, c := range []struct {

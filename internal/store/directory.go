@@ -302,6 +302,33 @@ func (s *Store) noSpace(d *directory, need int64, cause error) error {
 	return e
 }
 
+// Room is a NoSpaceError where the directories have less than need bytes free in all, for a caller whose
+// backings are so large that even the maps of their blocks are too much to make in vain.
+func (s *Store) Room(need uint64) error {
+	paths, err := s.directories()
+	if err != nil {
+		return err
+	}
+	var each []*NoSpaceError
+	for _, path := range paths {
+		d, err := s.enter(path)
+		if err != nil {
+			return err
+		}
+		var lack *NoSpaceError
+		if errors.As(s.noSpace(d, 0, unix.ENOSPC), &lack) {
+			lack.Need = need
+			each = append(each, lack)
+		}
+		s.leave(d)
+	}
+	var lack *NoSpaceError
+	if err := allFull(need, each); !errors.As(err, &lack) || lack.Free < need {
+		return err
+	}
+	return nil
+}
+
 // freeIn is how many bytes are free in a directory now.
 func (s *Store) freeIn(path string) (uint64, error) {
 	d, err := s.enter(path)
