@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 
 	"github.com/ebb-offload/ebb/internal/node"
@@ -125,7 +126,7 @@ func (r planLiveResult) printForecasts(w io.Writer, title string, of func(sizing
 			last = fmt.Sprintf("%.2f", f.Last)
 		}
 		if f.Error != nil {
-			off = fmt.Sprintf("%+.0f %%", *f.Error)
+			off = fmt.Sprintf("%+.0f %%", math.Round(*f.Error)+0) // + 0: no "-0"
 		}
 		t.row(rank.Name, twoUnits(rank.Bytes), twoUnits(f.Moved), secondsText(f.Seconds), last, off)
 	}
