@@ -498,6 +498,13 @@ func TestBytesThatChangedAreNotHandedOut(t *testing.T) {
 	}
 }
 
+// settled waits until requests that have ended have also closed their files: one that is open is read, whatever
+// becomes of its name.
+func (r *rig) settled() {
+	r.states.resting.Lock()
+	defer r.states.resting.Unlock()
+}
+
 func TestFilesThatAreGoneShortOrChangedAreTold(t *testing.T) {
 	for what, spoil := range map[string]func(path string) error{
 		"gone":  os.Remove,
@@ -524,6 +531,7 @@ func TestFilesThatAreGoneShortOrChangedAreTold(t *testing.T) {
 				t.Fatal(files)
 			}
 			check(t, r.SaveState(s.id, saved, nil))
+			r.settled()
 			check(t, spoil(files[0]))
 			_, err := s.read(slot, 0)
 			if Code(err) != CodeCorrupt || !strings.Contains(err.Error(), files[0]) || !strings.Contains(err.Error(), `state "adam"`) {
