@@ -74,24 +74,10 @@ func environment(t testing.TB, node string) []string {
 	}
 }
 
-// workRoot is a directory for a test's files on the disk that holds the repository: the one for
-// temporary files may lie in memory, where ebb keeps nothing.
+// workRoot is a directory for a test's files on the disk that holds the repository.
 func workRoot(t testing.TB) string {
 	t.Helper()
-	build := filepath.Join(testutil.Root(t), "build")
-	if err := os.MkdirAll(build, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	dir, err := os.MkdirTemp(build, "cli-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
+	return testutil.InBuild(t, "cli-")
 }
 
 // eventually waits for a condition. what says what is missing.

@@ -18,24 +18,10 @@ import (
 	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
-// diskDir is a directory on the disk that holds the repository: the one for temporary files may
-// lie in memory.
+// diskDir is a directory on the disk that holds the repository.
 func diskDir(t *testing.T) string {
 	t.Helper()
-	build := filepath.Join(testutil.Root(t), "build")
-	if err := os.MkdirAll(build, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	dir, err := os.MkdirTemp(build, "bench-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
+	return testutil.InBuild(t, "bench-")
 }
 
 // onSoft are options of a short run on a software device of the test's own.

@@ -64,6 +64,27 @@ func InMemory(t testing.TB) string {
 	if err != nil {
 		return t.TempDir()
 	}
+	return removed(t, dir)
+}
+
+// InBuild is an empty directory for a test in the folder build of the repository, on the disk that holds it: the one
+// for temporary files may lie in memory, where ebb keeps nothing.
+func InBuild(t testing.TB, prefix string) string {
+	t.Helper()
+	build := filepath.Join(Root(t), "build")
+	if err := os.MkdirAll(build, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp(build, prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return removed(t, dir)
+}
+
+// removed has a directory removed when the test ends.
+func removed(t testing.TB, dir string) string {
+	t.Helper()
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -93,12 +114,7 @@ func SocketDir(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
+	return removed(t, dir)
 }
 
 // OnSoftGPU runs the tests of a package, as the body of its TestMain, with softgpu set up for this

@@ -1373,6 +1373,13 @@ class PausesFromElsewhere(Streamed):
             self.allocate(MiB, backup="cpu")
         return self.streamed(self.made, lr=1e-2, foreach=True)
 
+    def give_gradients(self, optimizer):
+        """New ones, the same for both."""
+        self.plain.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
+        for side in (self.plain.parameters, self.made):
+            loss_of(side, 7).backward()
+
     def test_memory_of_buckets_is_freed_and_nothing_of_it_is_saved(self):
         optimizer = self.optimizer()
         before = free_memory()
@@ -1420,10 +1427,7 @@ class PausesFromElsewhere(Streamed):
     def test_ebb_pause_writes_them_first(self):
         optimizer = self.optimizer()
         self.train(self.plain, self.made, optimizer, 1)
-        self.plain.zero_grad()
-        optimizer.zero_grad(set_to_none=True)
-        for side in (self.plain.parameters, self.made):
-            loss_of(side, 7).backward()
+        self.give_gradients(optimizer)
         self.plain.step()
         with mock.patch.object(State, "write", side_effect=KeyboardInterrupt):
             with self.assertRaises(KeyboardInterrupt):
@@ -1436,10 +1440,7 @@ class PausesFromElsewhere(Streamed):
     def test_writes_under_way_that_nobody_waited_for_are_no_loss(self):
         optimizer = self.optimizer()
         self.train(self.plain, self.made, optimizer, 1)
-        self.plain.zero_grad()
-        optimizer.zero_grad(set_to_none=True)
-        for side in (self.plain.parameters, self.made):
-            loss_of(side, 7).backward()
+        self.give_gradients(optimizer)
         self.plain.step()
         with mock.patch.object(ebb.optim._Slots, "_wait_written", side_effect=KeyboardInterrupt):
             with self.assertRaises(KeyboardInterrupt):
@@ -1470,10 +1471,7 @@ class PausesFromElsewhere(Streamed):
         """One, with a pause after the first call of a function that it calls."""
         optimizer = self.optimizer()
         self.train(self.plain, self.made, optimizer, 2)
-        self.plain.zero_grad()
-        optimizer.zero_grad(set_to_none=True)
-        for side in (self.plain.parameters, self.made):
-            loss_of(side, 7).backward()
+        self.give_gradients(optimizer)
         self.plain.step()
         real, pauses = getattr(of, name), []
 
@@ -1539,10 +1537,7 @@ class PausesFromElsewhere(Streamed):
         """Neither what was read ahead nor new values that are not written yet: these are no loss, and are written."""
         optimizer = self.optimizer()
         self.train(self.plain, self.made, optimizer, 2)
-        self.plain.zero_grad()
-        optimizer.zero_grad(set_to_none=True)
-        for side in (self.plain.parameters, self.made):
-            loss_of(side, 7).backward()
+        self.give_gradients(optimizer)
         self.plain.step()
         optimizer.prefetch()
         tags = ("default", "ebb.optim")
