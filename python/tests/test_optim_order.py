@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import os
 import random
+import resource
 import unittest
 from unittest import mock
 
@@ -110,25 +111,8 @@ class AnyOrder(Streamed):
 
     def stopped(self):
         """Whether a step was stopped, rather than done, or refused for good."""
-        where, name = self.chance.choice(PLACES + 3 * [(self.kind, "update")])
-        stop, before = self.chance.choice((0, 0, 1, 1, 2, 3, 5, 8)), self.chance.random() < 0.5
-        error = self.chance.choice((KeyboardInterrupt, ebb.DiskError("disk full")))
-        if name in ("_set_flat", "written", "update"):
-            error = KeyboardInterrupt
-        if not before:  # what was done is done: errors come in its place
-            error = KeyboardInterrupt
-        function, calls = getattr(where, name), itertools.count()
-
-        def stopped(*arguments, **options):
-            now = next(calls) == stop
-            if now and before:
-                raise error
-            result = function(*arguments, **options)
-            if now:
-                raise error
-            return result
-
-        with mock.patch.object(where, name, stopped):
+        fault = self.chance.choice((self.disk_that_takes_no_writes, self.read_that_fails) + 8 * (self.interruption,))
+        with fault():
             try:
                 self.optimizer.step()
             except (KeyboardInterrupt, ebb.StateError):
@@ -136,6 +120,52 @@ class AnyOrder(Streamed):
             except ebb.WrongState:
                 return True  # it is said again
         return False
+
+    def interruption(self):
+        """Ctrl-C; or a request that is refused."""
+        where, name = self.chance.choice(PLACES + 3 * [(self.kind, "update")])
+        before, error = self.chance.random() < 0.5, KeyboardInterrupt
+        if before and name in ("read", "write"):
+            error = self.chance.choice((KeyboardInterrupt, ebb.DiskError("disk full")))
+        return self.call_that_fails(where, name, error, before)
+
+    def read_that_fails(self):
+        return self.call_that_fails(State, "wait", ebb.DiskError("not what was written"), before=False, of=self.is_read)
+
+    def is_read(self, _, ticket):
+        return any(s.reading.value == ticket for s in self.optimizer._slots._slots)
+
+    def call_that_fails(self, where, name, error, before, of=lambda *_: True):
+        """One of the calls of a function that `of` picks: before or after it was made."""
+        stop, function, calls = self.chance.choice((0, 0, 1, 1, 2, 3, 5, 8)), getattr(where, name), itertools.count()
+
+        def fails(*arguments, **options):
+            now = of(*arguments) and next(calls) == stop
+            if now and before:
+                raise error
+            result = function(*arguments, **options)
+            if now:
+                raise error
+            return result
+
+        return mock.patch.object(where, name, fails)
+
+    @contextlib.contextmanager
+    def disk_that_takes_no_writes(self):
+        """From some write on. It is a real one, since the engine keeps memory for the values that it could not write."""
+        stop, function, calls = self.chance.choice((0, 0, 1, 1, 2, 3, 5, 8)), State.write, itertools.count()
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+        def write(*arguments, **options):
+            if next(calls) == stop:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+            return function(*arguments, **options)
+
+        with mock.patch.object(State, "write", write):
+            try:
+                yield
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     def prefetch(self):
         self.optimizer.prefetch()
