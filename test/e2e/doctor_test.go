@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -238,26 +237,13 @@ func (n *node) waiting(t *testing.T, env ...string) (pid int) {
 	t.Helper()
 	cmd := n.victim(t, "doctor.py")
 	cmd.Env = append(cmd.Env, env...)
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = stdin.Close()
-		if err := cmd.Wait(); err != nil {
+	said, _ := untilItSays(t, cmd, func(err error) {
+		if err != nil {
 			t.Error(err)
 		}
 	})
-	if said, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || said != "up\n" {
-		_ = cmd.Process.Signal(syscall.SIGKILL)
-		t.Fatalf("the rank says %q, %v", said, err)
+	if said != "up" {
+		t.Fatalf("the rank says %q", said)
 	}
 	return cmd.Process.Pid
 }

@@ -1,10 +1,8 @@
 package e2e
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,57 +40,17 @@ func newOperated(t *testing.T, ranks int) *operated {
 	o := &operated{node: newNode(t, 256)}
 	o.node.env = []string{"SOFTGPU_GRANULARITY_KB=64"}
 	o.runtime = testutil.SocketDir(t)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	cmd := o.ebb(t, "run", "--device", "soft", "--nproc-per-node", strconv.Itoa(ranks), "--job", "operated",
-		"--offload-train", "--offload-train-target", "disk", "--offload-train-disk-dir", o.disk, "--offload-train-disk-chunk-mb", "4", "--",
-		"python3", filepath.Join(testdir, "operated.py"), listener.Addr().String())
-	var output bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &output, &output
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() {
-		ended <- cmd.Wait()
-		_ = listener.Close() // for ranks that never come
-	}()
 	t.Cleanup(func() {
-		for _, pid := range o.pids {
-			_ = syscall.Kill(pid, syscall.SIGCONT)
-		}
-		for _, r := range o.ranks {
-			_, _ = r.Write([]byte("quit\n"))
-		}
-		if err := <-ended; err != nil && !t.Failed() {
-			t.Errorf("ebb run: %v\n%s", err, &output)
-		}
-		wantNoFiles(t, o.disk)
 		if left, err := os.ReadDir(o.runtime); err != nil || len(left) > 0 {
 			t.Errorf("sockets left behind: %v, %v", left, err)
 		}
 	})
-	lines := make([]*rankLine, ranks)
-	for range ranks {
-		conn, err := listener.Accept()
-		if err != nil {
-			t.Fatalf("a rank did not come: %v\n%s", err, &output)
+	o.ranks = o.startRanks(t, func(args ...string) *exec.Cmd { return o.ebb(t, args...) }, "operated", ranks, "operated.py")
+	t.Cleanup(func() {
+		for _, pid := range o.pids {
+			_ = syscall.Kill(pid, syscall.SIGCONT)
 		}
-		line := &rankLine{Conn: conn, answers: bufio.NewReader(conn)}
-		number, err := line.answers.ReadString('\n')
-		if err != nil {
-			t.Fatal(err)
-		}
-		rank, err := strconv.Atoi(strings.TrimSpace(number))
-		if err != nil {
-			t.Fatal(err)
-		}
-		lines[rank] = line
-	}
-	o.ranks = lines
+	})
 	for _, r := range o.ranks {
 		pid, err := strconv.Atoi(r.ask(t, "pid"))
 		if err != nil {
@@ -380,29 +338,12 @@ func TestARankWithoutRoomFailsAndSaysWhy(t *testing.T) {
 	o.want(t, 0, "pause", "--rank", "0")
 	hold := o.victim(t, "hold.py", "8") // less than a resume needs is left
 	hold.Env = append(hold.Env, "LD_PRELOAD=")
-	in, err := hold.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ready, err := hold.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := hold.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		_ = in.Close()
-		_ = hold.Wait()
-	}()
-	if _, err := bufio.NewReader(ready).ReadString('\n'); err != nil {
-		t.Fatal(err)
-	}
+	_, letGo := untilItSays(t, hold, nil)
 	out := o.want(t, 1, "resume", "--timeout", "0")
 	wantLine(t, out.stderr, "ebb: actor cell 0 rank 0 (pid "+strconv.Itoa(o.pids[0])+") failed: ")
 	wantLine(t, out.stderr, "not enough memory on device 0: ")
 	wantLine(t, out.stderr, "ebb: what is not resumed stays paused, with all its bytes: ")
-	_ = in.Close()
+	letGo()
 	o.want(t, 0, "resume", "--timeout", "60")
 	if got := o.ranks[0].ask(t, "check"); got != "intact" {
 		t.Error(got)

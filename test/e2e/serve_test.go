@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -381,11 +380,7 @@ func TestAStoppedRankIsLateOverHTTP(t *testing.T) {
 func TestAKilledRankIsNamedOverHTTP(t *testing.T) {
 	s := &seat{node: newNode(t, deviceMiB)}
 	s.runtime = testutil.SocketDir(t)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
+	listener := listenForRanks(t)
 	rank := s.victim(t, "swap_rank.py", listener.Addr().String(), "8")
 	rank.Env = append(rank.Env, "EBB_RUNTIME_DIR="+s.runtime, "RANK=0", "TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_DISK_BACKUP=1")
 	if err := rank.Start(); err != nil {
@@ -397,14 +392,7 @@ func TestAKilledRankIsNamedOverHTTP(t *testing.T) {
 		_ = rank.Wait() // it is killed
 		_ = listener.Close()
 	}()
-	conn, err := listener.Accept()
-	if err != nil {
-		t.Fatalf("the rank did not come: %v", err)
-	}
-	line := &rankLine{Conn: conn, answers: bufio.NewReader(conn)}
-	if _, err := line.answers.ReadString('\n'); err != nil {
-		t.Fatal(err)
-	}
+	line := rankLines(t, listener, 1, &bytes.Buffer{})[0]
 	line.ask(t, "busy")
 	v := s.serve(t)
 	pid := v.pids(1)[0]

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -45,28 +44,6 @@ type seat struct {
 	engine  *engineServer
 }
 
-// rankLine is the connection to one rank.
-type rankLine struct {
-	net.Conn
-	answers *bufio.Reader
-}
-
-// ask says a word to a rank and returns its answer.
-func (r *rankLine) ask(t *testing.T, word string) string {
-	t.Helper()
-	if err := r.SetDeadline(time.Now().Add(hangs)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := fmt.Fprintln(r, word); err != nil {
-		t.Fatal(err)
-	}
-	answer, err := r.answers.ReadString('\n')
-	if err != nil {
-		t.Fatalf("%s: %v", word, err)
-	}
-	return strings.TrimSpace(answer)
-}
-
 // newSeat starts an engine, which is put to sleep as by somebody else, and then two ranks.
 func newSeat(t *testing.T, kind string, engineArgs ...string) *seat {
 	t.Helper()
@@ -75,7 +52,9 @@ func newSeat(t *testing.T, kind string, engineArgs ...string) *seat {
 	s.runtime = testutil.SocketDir(t)
 	s.engine = s.startEngine(t, kind, engineArgs...)
 	s.engine.putToSleep(t)
-	s.startRanks(t)
+	s.ranks = s.startRanks(t, func(args ...string) *exec.Cmd {
+		return s.command(t, filepath.Join(root, "dist/bin/ebb"), args...)
+	}, "swapped", 2, "swap_rank.py", strconv.Itoa(rankMiB))
 	return s
 }
 
@@ -84,55 +63,6 @@ func (s *seat) command(t *testing.T, name string, args ...string) *exec.Cmd {
 	cmd := s.process(t, name, args...)
 	cmd.Env = append(cmd.Env, "EBB_RUNTIME_DIR="+s.runtime)
 	return cmd
-}
-
-func (s *seat) startRanks(t *testing.T) {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	cmd := s.command(t, filepath.Join(root, "dist/bin/ebb"), "run", "--device", "soft", "--nproc-per-node", "2", "--job", "swapped",
-		"--offload-train", "--offload-train-target", "disk", "--offload-train-disk-dir", s.disk, "--offload-train-disk-chunk-mb", "4", "--",
-		"python3", filepath.Join(testdir, "swap_rank.py"), listener.Addr().String(), strconv.Itoa(rankMiB))
-	var output bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &output, &output
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() {
-		ended <- cmd.Wait()
-		_ = listener.Close() // for ranks that never come
-	}()
-	t.Cleanup(func() {
-		for _, r := range s.ranks {
-			_, _ = fmt.Fprintln(r, "quit")
-		}
-		if err := <-ended; err != nil && !t.Failed() {
-			t.Errorf("ebb run: %v\n%s", err, &output)
-		}
-		wantNoFiles(t, s.disk)
-	})
-	s.ranks = make([]*rankLine, 2)
-	for range s.ranks {
-		conn, err := listener.Accept()
-		if err != nil {
-			s.ranks = nil
-			t.Fatalf("a rank did not come: %v\n%s", err, &output)
-		}
-		line := &rankLine{Conn: conn, answers: bufio.NewReader(conn)}
-		number, err := line.answers.ReadString('\n')
-		if err != nil {
-			t.Fatal(err)
-		}
-		rank, err := strconv.Atoi(strings.TrimSpace(number))
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.ranks[rank] = line
-	}
 }
 
 // engineServer is testdata/engine_server.py.
@@ -146,26 +76,8 @@ func (s *seat) startEngine(t *testing.T, kind string, args ...string) *engineSer
 	cmd := s.process(t, "python3", append([]string{filepath.Join(testdir, "engine_server.py"), kind,
 		"--weights-mib", strconv.Itoa(weightsMiB), "--kv-cache-mib", strconv.Itoa(cacheMiB)}, args...)...)
 	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = stdin.Close()
-		_ = cmd.Wait()
-	})
-	port, err := bufio.NewReader(stdout).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := &engineServer{kind: kind, url: "http://127.0.0.1:" + strings.TrimSpace(port), cmd: cmd}
+	port, _ := untilItSays(t, cmd, nil)
+	e := &engineServer{kind: kind, url: "http://127.0.0.1:" + port, cmd: cmd}
 	if i := slices.Index(args, "--token"); i >= 0 {
 		e.token = args[i+1]
 	}
@@ -454,23 +366,8 @@ func TestAHandOverToRolloutThatFailsHalfWay(t *testing.T) {
 func (s *seat) tenant(t *testing.T, bytes int) *exec.Cmd {
 	t.Helper()
 	cmd := s.process(t, "python3", filepath.Join(testdir, "tenant.py"), strconv.Itoa(bytes))
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = stdin.Close()
-		_ = cmd.Wait()
-	})
-	if said, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || said != "took it\n" {
-		t.Fatalf("%q, %v", said, err)
+	if said, _ := untilItSays(t, cmd, nil); said != "took it" {
+		t.Fatal(said)
 	}
 	return cmd
 }
