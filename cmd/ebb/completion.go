@@ -86,8 +86,16 @@ func newHelp() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			found, rest, err := cmd.Root().Find(args)
 			if err != nil || found == nil || len(rest) > 0 {
-				return launch.Usagef("unknown command %q: ebb --help lists the commands", strings.Join(args, " "))
+				word := strings.Join(args, " ")
+				if len(rest) == 1 {
+					word = rest[0]
+				}
+				if found == nil || !found.HasSubCommands() {
+					found = cmd.Root()
+				}
+				return launch.Usagef("%s", unknownCommand(found, word))
 			}
+			found.InitDefaultVersionFlag()
 			found.InitDefaultHelpFlag()
 			return found.Help()
 		},

@@ -43,7 +43,7 @@ func ebb(args []string) int {
 		return 0
 	default:
 		// What cobra and pflag complain about is the command line.
-		own = launch.Usagef("%s; see: %s --help", oneLine(err), cmd.CommandPath())
+		own = launch.Usagef("%s%s; see: %s --help", oneLine(err), meantFlag(cmd, err), cmd.CommandPath())
 	}
 	log.Error(oneLine(own), "status", own.Status)
 	return own.Status
@@ -102,7 +102,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		return nil
 	}
 	if cmd.HasSubCommands() {
-		return launch.Usagef("unknown command %q: ebb --help lists the commands", args[0])
+		return launch.Usagef("%s", unknownCommand(cmd, args[0]))
 	}
 	return launch.Usagef("%s takes no arguments, got %q; see: %s --help", cmd.CommandPath(), args[0], cmd.CommandPath())
 }

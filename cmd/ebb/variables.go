@@ -50,10 +50,13 @@ func unknown(environ []string, known map[string]bool) (lines []string) {
 			continue
 		}
 		line := fmt.Sprintf("%s is not used: ebb has no such variable", name)
-		for _, other := range slices.Sorted(maps.Keys(known)) {
-			if bare(other) == bare(name) {
-				line += ", but " + other
-			}
+		all := slices.Sorted(maps.Keys(known))
+		same := slices.DeleteFunc(slices.Clone(all), func(other string) bool { return bare(other) != bare(name) })
+		if len(same) == 0 {
+			same = near(name, all)
+		}
+		if len(same) > 0 {
+			line += ", but " + strings.Join(same, ", ")
 		}
 		lines = append(lines, line)
 	}

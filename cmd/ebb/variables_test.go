@@ -8,10 +8,11 @@ import (
 
 func TestAVariableThatNobodyReadsIsSaid(t *testing.T) {
 	known := map[string]bool{"EBB_NPROC_PER_NODE": true, "EBB_JOB": true}
-	got := unknown([]string{"PATH=/bin", "EBB_JOB=j", "EBB_NPROC_PERNODE=8", "EBB_TEST_LONG=1", "EBB_SHINE=1"}, known)
+	got := unknown([]string{"PATH=/bin", "EBB_JOB=j", "EBB_NPROC_PERNODE=8", "EBB_TEST_LONG=1", "EBB_SHINE=1", "EBB_NPORC_PER_NODE=8"}, known)
 	if want := []string{
 		"EBB_NPROC_PERNODE is not used: ebb has no such variable, but EBB_NPROC_PER_NODE",
 		"EBB_SHINE is not used: ebb has no such variable",
+		"EBB_NPORC_PER_NODE is not used: ebb has no such variable, but EBB_NPROC_PER_NODE",
 	}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
