@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -179,7 +180,11 @@ func (s *swapFlags) run(ctx context.Context) error {
 		defer func() { _ = s.options.Log.Close() }() // lines are written as they come
 	}
 	if !s.ranks.asJSON {
-		s.options.Tell = func(step swap.Step) { fmt.Fprintln(stdout, stepLine(step)) }
+		s.options.Tell = func(step swap.Step) {
+			for _, line := range stepLines(step) {
+				fmt.Fprintln(stdout, line)
+			}
+		}
 	}
 	s.options.By = "ebb swap"
 	s.options.Waiting = func(h swap.Holder) { say("waiting for the end of another hand-over: " + h.String()) }
@@ -343,24 +348,27 @@ func quoted(w string) string {
 	return "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
 }
 
-// stepLine is a step for people, of at most 100 columns.
-func stepLine(s swap.Step) string {
+// stepLines are a step for people: one line, or below it what has no room there.
+func stepLines(s swap.Step) []string {
 	name := s.What
 	if s.Step == swap.StepMemory {
 		name = longUUID.ReplaceAllString(name, "$1") // enough to tell devices apart, as in ebb status
 	}
 	if s.Kind != "" && s.Kind != rollout.KindCommand {
-		name = cut(name, 25) + " (" + s.Kind + ")"
+		name += " (" + s.Kind + ")"
 	}
 	text := detail(s)
 	if !s.OK {
-		text = "FAILED: " + text // as far as it fits: after the last step it is said in full
+		text = "FAILED: " + text
 	}
-	end := []rune(text)
-	if len(end) > 41 {
-		end = append(end[:40], '…')
+	const widestName = textWidth - 8 - 2 - 13 // beside the columns around it
+	name = cut(name, widestName)
+	line := strings.TrimRight(fmt.Sprintf("%-6s  %-33s  %-13s  %s", s.Step, name, s.State, text), " ")
+	if utf8.RuneCountInString(line) <= textWidth {
+		return []string{line}
 	}
-	return strings.TrimRight(fmt.Sprintf("%-6s  %-33s  %-13s  %s", s.Step, cut(name, 33), s.State, string(end)), " ")
+	const indent = "        "
+	return append([]string{fmt.Sprintf("%-6s  %-33s  %s", s.Step, name, s.State)}, wrapAfter(indent, indent, text)...)
 }
 
 // longUUID is that of a device, with its beginning.
