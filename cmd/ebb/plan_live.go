@@ -53,7 +53,7 @@ func (o planOptions) forecast(found found, statuses []node.RankStatus) planLiveR
 		r.Silent = append(r.Silent, fmt.Sprintf("%s (pid %d) does not answer: %s", node.Name(s.Who), s.PID, s.Why))
 	}
 	var ranks []sizing.LiveRank
-	var waiting, first, same []string
+	var waiting, first, same, unresumed []string
 	for _, s := range statuses {
 		if s.Err != "" {
 			r.Silent = append(r.Silent, fmt.Sprintf("%s (pid %d) does not answer: %s", node.Name(s.Who), s.PID, s.Err))
@@ -84,9 +84,17 @@ func (o planOptions) forecast(found found, statuses []node.RankStatus) planLiveR
 		r.RatesFrom = "given"
 	}
 	r.Ranks = sizing.Live(ranks, given)
+	for i, f := range r.Ranks {
+		if ranks[i].Pause != nil && ranks[i].Resume == nil && !f.Resume.Seconds.Known() {
+			unresumed = append(unresumed, f.Name)
+		}
+	}
 	r.Wear = o.wearOf("disk", r.Written)
 	if len(waiting) > 0 {
 		r.Notes = append(r.Notes, "Nothing is predicted where no pause was done yet, or the latest one failed: "+strings.Join(waiting, ", "))
+	}
+	if len(unresumed) > 0 {
+		r.Notes = append(r.Notes, "A resume is not predicted where none was done yet, or the latest one failed, unless --disk-write and --disk-read say how fast the disk is (--link for host memory): "+strings.Join(unresumed, ", "))
 	}
 	if len(same) > 0 {
 		r.Notes = append(r.Notes, "The latest pause had nothing to move, all of it being zero or in the backup already, and tells nothing of one after a step: "+strings.Join(same, ", "))
@@ -121,14 +129,17 @@ func (r planLiveResult) printForecasts(w io.Writer, title string, of func(sizing
 	t.row(title, "MANAGED GiB (GB)", "MOVES GiB (GB)", "NEXT s", "LAST s", "ERROR")
 	for _, rank := range r.Ranks {
 		f := of(rank)
-		last, off := "—", "—"
+		moves, last, off := twoUnits(f.Moved), "—", "—"
+		if f.Moved == 0 && f.Last == 0 && !f.Seconds.Known() {
+			moves = "—" // nothing is known of it
+		}
 		if f.Last > 0 {
 			last = fmt.Sprintf("%.2f", f.Last)
 		}
 		if f.Error != nil {
 			off = fmt.Sprintf("%+.0f %%", math.Round(*f.Error)+0) // + 0: no "-0"
 		}
-		t.row(rank.Name, twoUnits(rank.Bytes), twoUnits(f.Moved), secondsText(f.Seconds), last, off)
+		t.row(rank.Name, twoUnits(rank.Bytes), moves, secondsText(f.Seconds), last, off)
 	}
 	t.shortenNames()
 	t.print(w)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/control"
 	"github.com/ebb-offload/ebb/internal/node"
+	"github.com/ebb-offload/ebb/internal/sizing"
 )
 
 // Where no seconds stand it is said why, of each rank that it concerns.
@@ -31,6 +32,7 @@ func TestAForecastWithoutSecondsSaysWhy(t *testing.T) {
 		"so that the next one may take less than is said: actor/0/0 -",
 		"The latest pause had nothing to move, all of it being zero or in the backup already, and tells nothing of one after a step: actor/0/1 -",
 		"no pause was done yet, or the latest one failed: actor/0/2, actor/0/a-name",
+		"A resume is not predicted where none was done yet, or the latest one failed, unless --disk-write and --disk-read say how fast the disk is (--link for host memory): actor/0/0, actor/0/1 -",
 	} {
 		if !strings.Contains(said+" -", want) {
 			t.Errorf("%q is not said:\n%s", want, &text)
@@ -43,5 +45,18 @@ func TestAForecastWithoutSecondsSaysWhy(t *testing.T) {
 		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > textWidth {
 			t.Errorf("%d columns: %s", n, line)
 		}
+	}
+}
+
+// A rate that is given takes the place of a resume that was not done yet: nothing is left to be said.
+func TestAResumeIsPredictedByAGivenRate(t *testing.T) {
+	s := node.RankStatus{Rank: node.Rank{Who: control.Who{Role: "actor", Cell: "0", Rank: "0"}}}
+	s.Status.Paused, s.Status.Pauses = 8<<30, 2
+	s.Status.LastPause = &node.LastOperation{Bytes: 8 << 30, DiskBytes: 8 << 30, Seconds: 4}
+	var o planOptions
+	o.write, o.read = sizing.Of(2e9), sizing.Of(2e9)
+	r := o.forecast(found{}, []node.RankStatus{s})
+	if !r.Ranks[0].Resume.Seconds.Known() || strings.Contains(strings.Join(r.Notes, " "), "A resume is not predicted") {
+		t.Errorf("%+v", r)
 	}
 }
