@@ -13,7 +13,7 @@
 //	driver.go       the GPU driver and its devices
 //	install.go      ebb's files and the C library; python.go what Python has
 //	environment.go  variables
-//	process.go      a process that is given by its number
+//	process.go      a process that is given by its number; started.go what it has of the node
 //	facts.go        what goes into a bug report; text.go the page for people
 //
 // Nothing is changed anywhere, but for the nameless file whose writing is measured. A check that fails, is not
@@ -81,6 +81,9 @@ type examination struct {
 func Run(ctx context.Context, o Options) Result {
 	begun := time.Now()
 	x := examination{o: o, system: system{root: "/"}, getenv: launch.Lookup(o.Environ)}
+	if o.PID != 0 {
+		x = x.startedAs()
+	}
 	stages := x.stages()
 	found := make([][]Finding, len(stages))
 	o.Progress("looking at the node")
