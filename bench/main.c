@@ -162,8 +162,8 @@ static bool do_hello(const struct arguments *a)
 		cuda.RuntimeGetVersion(&runtime);
 		cuda.DriverGetVersion(&driver);
 	}
-	reply("ok pid=%d saver=%d ebb=%d free=%zu total=%zu runtime=%d driver=%d\n", (int)getpid(), saver_found(),
-	      saver_is_ebb(), available, total, runtime, driver);
+	reply("ok pid=%d saver=%d ebb=%d except=%d free=%zu total=%zu runtime=%d driver=%d\n", (int)getpid(),
+	      saver_found(), saver_is_ebb(), saver_leaves_unused(), available, total, runtime, driver);
 	return true;
 }
 

@@ -80,6 +80,7 @@ bool cuda_free_memory(size_t *available, size_t *total);
 void saver_open(void);
 bool saver_found(void); /* the names of torch_memory_saver are there */
 bool saver_is_ebb(void);
+bool saver_leaves_unused(void); /* it has ebb_pause_except */
 /* What the calling thread allocates from now on: backup "disk", "cpu" or "none"; null tag: nothing
  * of it is managed. */
 bool saver_region(const char *tag, const char *backup);

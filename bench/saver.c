@@ -45,6 +45,8 @@ bool saver_found(void)
 
 bool saver_is_ebb(void) { return saver.version != NULL && saver.status != NULL && saver.last_error != NULL; }
 
+bool saver_leaves_unused(void) { return saver.pause_except != NULL; }
+
 bool saver_region(const char *tag, const char *backup)
 {
 	if (!saver_found())
@@ -119,7 +121,7 @@ bool saver_pause(const char *tag, struct operation *done) { return operate(saver
 
 bool saver_pause_except(const char *tag, const char *dead, struct operation *done)
 {
-	bool ok = saver.pause_except != NULL ? memory_ranges(dead, &unused.list, &unused.count)
+	bool ok = saver_leaves_unused() ? memory_ranges(dead, &unused.list, &unused.count)
 					     : fail("the library leaves no unused bytes behind (ebb_pause_except)");
 
 	ok = ok && operate(pause_but_for_unused, "ebb_pause_except", tag, done);

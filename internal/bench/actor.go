@@ -182,15 +182,21 @@ func (s *session) warmActor(lib library, o actorOptions) (*actor, error) {
 	defer s.timing(o.row)()
 	a, err := s.actor(lib, o)
 	if err == nil {
-		err = a.fill()
+		err = s.warm(a)
 	}
+	return a, err
+}
+
+// warm carries out the first cycle of an actor.
+func (s *session) warm(a *actor) error {
+	err := a.fill()
 	if err == nil {
 		err = a.verify()
 	}
-	if err == nil && lib.ebb && s.report.Setup.Block == 0 {
+	if err == nil && a.lib.ebb && s.report.Setup.Block == 0 {
 		s.noteShape(a.shape)
 	}
-	return a, err
+	return err
 }
 
 // fill gives the actor new content.

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -117,6 +118,46 @@ func TestDeadBytesStayBehind(t *testing.T) {
 		return
 	}
 	t.Errorf("no figure says what was left behind: %+v", report.Figures)
+}
+
+// A library of an older ebb, that cannot be told which bytes are dead, is measured but for that row.
+func TestALibraryThatCannotLeaveDeadBytesBehind(t *testing.T) {
+	o := onSoft(t, "dead", "pause")
+	older := t.TempDir()
+	text, err := os.ReadFile(o.Libraries.Preload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const function = "\x00ebb_pause_except\x00"
+	text = bytes.ReplaceAll(text, []byte(function), []byte("\x00ebb_pause_exceqt\x00"))
+	o.Libraries.Preload = filepath.Join(older, "torch_memory_saver/libebb.so")
+	err = errors.Join(
+		os.WriteFile(filepath.Join(older, "libebb.so"), text, 0o700), //nolint:gosec // a library, of this test alone
+		os.Symlink(o.Libraries.Engine, filepath.Join(older, "libebb-engine.so")),
+		os.Mkdir(filepath.Dir(o.Libraries.Preload), 0o700), os.Symlink("../libebb.so", o.Libraries.Preload),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	absent, measured := 0, 0
+	for _, f := range report.Figures {
+		switch {
+		case f.Row == "dead" && strings.Contains(f.Missing, "no ebb_pause_except"):
+			absent++
+		case f.Row == "dead":
+			t.Errorf("measured: %+v", f)
+		case f.Row == "pause" && f.Missing == "":
+			measured++
+		}
+	}
+	if absent != 2 || measured == 0 {
+		t.Errorf("%d figures are not available, %d of pauses measured", absent, measured)
+	}
+	nothingLeft(t, o)
 }
 
 // Every row gives numbers, or says why it has none.
