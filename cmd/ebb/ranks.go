@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -190,20 +191,27 @@ func (r *rankFlags) find(ctx context.Context) (found, error) {
 
 // nobody is the error where no rank is running.
 func (r *rankFlags) nobody(places node.Places) error {
+	if pids := r.selection.PIDs; len(pids) > 0 {
+		return &launch.Error{Status: statusNothing, Text: fmt.Sprintf(
+			"no control socket of process %s: it has ended, is another user's, has no GPU memory under ebb yet, or EBB_CONTROL=0 (ebb doctor --pid %d says which)",
+			strings.Trim(strings.Join(strings.Fields(fmt.Sprint(pids)), ", "), "[]"), pids[0])}
+	}
 	text := "no rank is running: looked in " + strings.Join(places.RuntimeDirs, ", ")
-	switch {
-	case len(r.selection.PIDs) > 0:
-		text = fmt.Sprintf("no control socket of process %s: it has ended, is another user's, has no GPU memory under ebb yet, or EBB_CONTROL=0",
-			strings.Trim(strings.Join(strings.Fields(fmt.Sprint(r.selection.PIDs)), ", "), "[]"))
-	case len(r.runtimeDirs)+len(r.diskDirs) == 0:
-		text += "; a rank is there from its first managed allocation on (--runtime-dir, --disk-dir or --pid look elsewhere)"
-	case len(r.runtimeDirs) > 0:
-		for _, dir := range r.runtimeDirs {
-			if abs, err := filepath.Abs(dir); err == nil && unfitDir(abs) != "" {
-				text += fmt.Sprintf("; no rank has its socket in %s, which %s: name a short directory, to the ranks too (EBB_RUNTIME_DIR)", dir, unfitDir(abs))
-			}
+	if len(r.diskDirs) > 0 {
+		text += ", and for those of " + strings.Join(r.diskDirs, ", ")
+	}
+	given := r.runtimeDirs
+	for _, dir := range append(slices.Clone(given), r.diskDirs...) {
+		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+			text += fmt.Sprintf("; %s does not exist", dir)
 		}
 	}
+	for _, dir := range given {
+		if abs, err := filepath.Abs(dir); err == nil && unfitDir(abs) != "" {
+			text += fmt.Sprintf("; no rank has its socket in %s, which %s: name a short directory, to the ranks too (EBB_RUNTIME_DIR)", dir, unfitDir(abs))
+		}
+	}
+	text += "; a rank is there from its first managed allocation on (--runtime-dir, --disk-dir or --pid look elsewhere)"
 	return &launch.Error{Status: statusNothing, Text: text}
 }
 
