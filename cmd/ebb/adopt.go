@@ -118,7 +118,7 @@ func adoptFailed(err error) error {
 	case errors.As(err, &own):
 		return err
 	case errors.Is(err, adopt.ErrNoPython):
-		return launch.Usagef("--python: %w", err)
+		return launch.Usagef("--python: %w: name an interpreter that is there, with its path where PATH does not lead to it", err)
 	case errors.As(err, &refusal):
 		return &launch.Error{Status: statusRefused, Text: err.Error(), Err: err}
 	}

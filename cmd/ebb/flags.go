@@ -86,7 +86,7 @@ const eventLogFlag = "event-log"
 func launchFlags(f *pflag.FlagSet, o *launch.Options) {
 	*o = launch.NewOptions()
 	onOffTo(f, &o.Offload, "offload-train", "park the ranks' GPU memory while they are paused")
-	onOff(f, "no-offload-train", "do not (the default)", func(s string) error {
+	onOff(f, "no-offload-train", "do not manage the ranks' GPU memory (the default)", func(s string) error {
 		off, err := launch.ParseSwitch(s)
 		if err == nil {
 			o.Offload = !off
@@ -124,7 +124,7 @@ func launchFlags(f *pflag.FlagSet, o *launch.Options) {
 		"log-format", "of the lines of ebb and its library on standard error: text, or one JSON object a line; what the ranks write themselves stays as it is")
 	f.Var(&value{kind: "DIR", parse: into(&o.StateDirs, launch.ParseDirs), once: "given twice: name several as DIR,DIR"},
 		"optimizer-state-nvme-dir", "optimizer state lies in this directory on a local disk, or several as DIR,DIR, and passes through the GPU bucket by bucket in each step; with or without --offload-train")
-	onOffTo(f, &o.StreamState, "stream-optimizer-state-to-disk", "the same in the disk directory (--offload-train-disk-dir), where --optimizer-state-nvme-dir names no other")
+	onOffTo(f, &o.StreamState, "stream-optimizer-state-to-disk", "optimizer state lies in the disk directory (--offload-train-disk-dir), unless --optimizer-state-nvme-dir names another one, and passes through the GPU as with that")
 	f.Var(&value{kind: "TYPE", parse: into(&o.MomentDtype, launch.ParseMoment)},
 		"stream-optimizer-state-moment-dtype", "type in which the moments of streamed optimizer state are kept, fp32, bf16 or fp16; fp32 gives the same bits as state on the GPU (default fp32)")
 	onOffTo(f, &o.AllowRAM, "allow-ram-backed-dir", "accept a disk directory that lies in memory (tmpfs, ramfs)")
@@ -133,8 +133,8 @@ func launchFlags(f *pflag.FlagSet, o *launch.Options) {
 
 // graceFlag adds the flag of the verbs that supervise.
 func graceFlag(f *pflag.FlagSet, o *launch.Options) {
-	f.Var(&value{text: o.Grace.String(), kind: "TIME", parse: into(&o.Grace, launch.ParseGrace)},
-		"grace", "time from SIGTERM to SIGKILL for what still runs when a rank has failed")
+	f.Var(&value{text: o.Grace.String(), kind: "TIME", parse: into(&o.Grace, launch.ParseTime)},
+		"grace", "time from SIGTERM to SIGKILL for what still runs when a rank has failed: seconds, or a time such as 90s or 5m")
 }
 
 // ranksFlag adds the number of ranks; text is its default for the help.

@@ -93,6 +93,13 @@ hold what a rank has in a step.`,
 			q.dpGiven = cmd.Flags().Changed("dp")
 			q.plan.hostReserveSet = cmd.Flags().Changed("host-reserve")
 			q.options.Command = args
+			if q.options.Name != "" {
+				for _, name := range []string{"nodes", "nproc-per-node"} {
+					if !cmd.Flags().Changed(name) {
+						return launch.Usagef("how many? --%s N: %s", name, cmd.Flags().Lookup(name).Usage)
+					}
+				}
+			}
 			if name := givenOf(cmd.Flags(), "controller", "controller-namespace", "serve-port", "serve-token-secret", "serve-tls-secret"); q.noServe && name != "" {
 				return launch.Usagef("--%s is of ebb serve, which --no-serve leaves out: leave one of them out", name)
 			}
@@ -136,7 +143,7 @@ func (q *renderRequest) add(f *pflag.FlagSet) {
 	text("storage-class", "NAME", "class of local disks, of which each pod gets a volume", &o.StorageClass)
 	text("scratch-path", "DIR", "directory on the nodes' local disk, that the user may write to", &o.ScratchPath)
 	f.Var(&value{text: "10GiB", kind: "SIZE", parse: into(&o.Sizes.Tmp, sizing.ParseSize)}, "tmp-size", "room for /tmp and logs, half for each")
-	f.Var(&value{text: o.Termination.String(), kind: "TIME", parse: into(&o.Termination, launch.ParseGrace)}, "termination", "time that a pod has to end, hooks included")
+	f.Var(&value{text: o.Termination.String(), kind: "TIME", parse: into(&o.Termination, launch.ParseTime)}, "termination", "time that a pod has to end, hooks included")
 	number("max-restarts", "N", "times that a JobSet is started again, as a whole", &o.MaxRestarts)
 	f.Var(&value{kind: "TIME", parse: into(&o.TTL, parseTTL)}, "ttl", "remove the job so long after its end, and with it the volumes of --storage-class (default: never)")
 	onOffTo(f, &q.noServe, "no-serve", "no ebb serve beside the ranks")

@@ -73,20 +73,8 @@ func (o *operationFlags) flags(f *pflag.FlagSet, timeout, usage string) {
 		}
 		return err
 	}}, "tag", "only memory of this tag, or of several with commas (default all)")
-	f.Var(&value{text: timeout, kind: "TIME", parse: into(&o.timeout, parseTimeout)}, "timeout", usage)
+	f.Var(&value{text: timeout, kind: "TIME", parse: into(&o.timeout, launch.ParseTime)}, "timeout", usage)
 	o.ranks.add(f)
-}
-
-// parseTimeout takes seconds, or a time with its unit.
-func parseTimeout(text string) (time.Duration, error) {
-	d, err := time.ParseDuration(text)
-	if seconds, e := strconv.ParseFloat(text, 64); e == nil {
-		d, err = time.Duration(seconds*float64(time.Second)), nil
-	}
-	if err != nil || d < 0 || d > 7*24*time.Hour {
-		return 0, errors.New("must be a number of seconds, or a time such as 90s or 5m, and at most a week")
-	}
-	return d, nil
 }
 
 // run does it on all ranks that are meant.

@@ -162,12 +162,12 @@ func (o *planOptions) add(f *pflag.FlagSet) {
 
 	f.Var(&value{kind: "cpu|auto|disk", parse: into(&o.target, word(launch.TargetCPU, launch.TargetAuto, launch.TargetDisk))}, "target", "the target to be used (default: the first of cpu, auto and disk that fits)")
 
-	f.Var(&value{kind: "N", parse: into(&o.perDay, sizing.ParsePositive)}, "steps-per-day", "pauses a day, for the wear of the drives")
-	f.Var(&value{kind: "S", parse: into(&o.cycle, sizing.ParsePositive)}, "cycle-seconds", "seconds from one pause to the next, in place of --steps-per-day")
-	f.Var(&value{kind: "TB", parse: into(&o.tbw, sizing.ParsePositive)}, "drive-tbw", "what a drive may be written in its life, in TB (10¹² bytes), as its maker rates it")
-	f.Var(&value{kind: "N", parse: into(&o.dwpd, sizing.ParsePositive)}, "drive-dwpd", "a drive's rating in drive writes per day, with --drive-size, in place of --drive-tbw")
+	f.Var(&value{kind: "N", parse: into(&o.perDay, sizing.ParsePositive("pauses"))}, "steps-per-day", "pauses a day, for the wear of the drives")
+	f.Var(&value{kind: "S", parse: into(&o.cycle, sizing.ParsePositive("seconds"))}, "cycle-seconds", "seconds from one pause to the next, in place of --steps-per-day")
+	f.Var(&value{kind: "TB", parse: into(&o.tbw, sizing.ParsePositive("TB (10¹² bytes)"))}, "drive-tbw", "what a drive may be written in its life, in TB (10¹² bytes), as its maker rates it")
+	f.Var(&value{kind: "N", parse: into(&o.dwpd, sizing.ParsePositive("drive writes a day"))}, "drive-dwpd", "a drive's rating in drive writes per day, with --drive-size, in place of --drive-tbw")
 	f.Var(&value{kind: "SIZE", parse: into(&o.driveSize, sizing.ParseSize)}, "drive-size", "size of a drive, as 3.84TB")
-	f.Var(&value{text: fmt.Sprint(o.driveYears), kind: "N", parse: into(&o.driveYears, sizing.ParsePositive)}, "drive-years", "years that --drive-dwpd is rated for")
+	f.Var(&value{text: fmt.Sprint(o.driveYears), kind: "N", parse: into(&o.driveYears, sizing.ParsePositive("years"))}, "drive-years", "years that --drive-dwpd is rated for")
 	f.Var(&value{text: "1", kind: "N", parse: into(&o.drives, sizing.ParseWays)}, "drives", "drives of the node that share what is written")
 }
 

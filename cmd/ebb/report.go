@@ -67,7 +67,7 @@ Ends with 3 when the logs hold no event.`,
 	annotate(f, "job", notInside)
 	f.Var(&value{kind: "FILE", parse: into(&q.bench, anything)}, "bench", "result of ebb bench --json, for the rates of the raw disk")
 	f.Var(&value{kind: "GB/S", parse: into(&q.write, parseRate)}, "disk-write", "rate of writing to the raw disk, in 10⁹ bytes a second")
-	f.Var(&value{kind: "GB/S", parse: into(&q.read, parseRate)}, "disk-read", "the same of reading")
+	f.Var(&value{kind: "GB/S", parse: into(&q.read, parseRate)}, "disk-read", "rate of reading from the raw disk, in 10⁹ bytes a second")
 	f.VarP(&value{text: "report.html", kind: "FILE", parse: into(&q.output, anything)}, "output", "o",
 		"write the page to this file; - is standard output")
 	onOffTo(f, &q.asJSON, "json", "print the figures as JSON; then a page is written only with --output")

@@ -72,8 +72,8 @@ end; a pause that has not begun by then is withdrawn.`,
 	text("token-file", "FILE", "file with the bearer token that clients must send; only its owner may read it", &s.options.Token)
 	text("tls-cert", "FILE", "certificate of the server, with those it depends on (PEM)", &s.options.TLSCert)
 	text("tls-key", "FILE", "its private key (PEM)", &s.options.TLSKey)
-	f.Var(&value{text: s.options.Grace.String(), kind: "TIME", parse: into(&s.options.Grace, launch.ParseGrace)},
-		"grace", "time that commands under way have at SIGTERM")
+	f.Var(&value{text: s.options.Grace.String(), kind: "TIME", parse: into(&s.options.Grace, launch.ParseTime)},
+		"grace", "time that commands under way have at SIGTERM: seconds, or a time such as 90s or 5m")
 	f.Var(&value{text: s.logFormat, kind: "text|json", parse: into(&s.logFormat, word(launch.LogText, launch.LogJSON))},
 		"log-format", "of the lines on standard error")
 	s.addEngines(f)

@@ -144,9 +144,9 @@ func words(to *[]string) func(string) error {
 	}
 }
 
-// parseSwapTimeout is parseTimeout without 0, in which nothing could be done.
+// parseSwapTimeout is launch.ParseTime without 0, in which nothing could be done.
 func parseSwapTimeout(text string) (time.Duration, error) {
-	d, err := parseTimeout(text)
+	d, err := launch.ParseTime(text)
 	if err == nil && d == 0 {
 		err = errors.New("must be above 0")
 	}

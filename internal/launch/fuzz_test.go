@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/ebb-offload/ebb/internal/rankdir"
@@ -38,8 +39,8 @@ func FuzzFlags(f *testing.F) {
 		if n, err := ParseMargin(s); err == nil && (n < 0 || n > 1<<60) {
 			t.Errorf("margin %q is %d", s, n)
 		}
-		if d, err := ParseGrace(s); err == nil && d < 0 {
-			t.Errorf("grace %q is %v", s, d)
+		if d, err := ParseTime(s); err == nil && (d < 0 || d > 7*24*time.Hour) {
+			t.Errorf("time %q is %v", s, d)
 		}
 		if on, err := ParseSwitch(s); err != nil && on {
 			t.Errorf("switch %q is on beside the error %v", s, err)

@@ -254,11 +254,14 @@ func ParseMargin(s string) (int64, error) {
 	return int64(n), nil
 }
 
-// ParseGrace parses --grace.
-func ParseGrace(s string) (time.Duration, error) {
+// ParseTime parses a number of seconds, or a time with its unit, as --grace and --timeout take them.
+func ParseTime(s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
-	if err != nil || d < 0 {
-		return 0, fmt.Errorf("must be a time such as 30s or 2m")
+	if seconds, e := strconv.ParseFloat(s, 64); e == nil {
+		d, err = time.Duration(seconds*float64(time.Second)), nil
+	}
+	if err != nil || d < 0 || d > 7*24*time.Hour {
+		return 0, fmt.Errorf("must be a number of seconds, or a time such as 90s or 5m, and at most a week")
 	}
 	return d, nil
 }

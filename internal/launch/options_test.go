@@ -162,7 +162,7 @@ func TestParsersRefuse(t *testing.T) {
 		"quota":  {func(s string) error { _, err := ParseQuotaGB(s); return err }, []string{"0", "-1", "x", "", "1GB", "NaN", "Inf", "0.0001", "1e300"}},
 		"index":  {func(s string) error { _, err := ParseIndex(s); return err }, []string{"-1", "a/b", "1 2", "", "0x1"}},
 		"margin": {func(s string) error { _, err := ParseMargin(s); return err }, []string{"-1", "x", "", "-5MiB", "99999999999999999999"}},
-		"grace":  {func(s string) error { _, err := ParseGrace(s); return err }, []string{"-1s", "x", "", "5"}},
+		"time":   {func(s string) error { _, err := ParseTime(s); return err }, []string{"-1s", "-1", "x", "", "5x", "NaN", "Inf", "1e300", "200h"}},
 		"switch": {func(s string) error { _, err := ParseSwitch(s); return err }, []string{"", "maybe", "2", "yes"}},
 		"choice": {func(s string) error { _, err := ParseChoice(s, "cpu", "disk"); return err }, []string{"", "tape", "CPU"}},
 		"dirs":   {func(s string) error { _, err := ParseDirs(s); return err }, []string{"", ",", "/a,", ",/a", "/a,,/b", "/a, ", "/a\n/b"}},
@@ -184,8 +184,10 @@ func TestParsersAccept(t *testing.T) {
 			t.Errorf("margin %q: %d, %v", s, n, err)
 		}
 	}
-	if d, err := ParseGrace("2m"); d != 2*time.Minute || err != nil {
-		t.Error(d, err)
+	for s, want := range map[string]time.Duration{"2m": 2 * time.Minute, "5": 5 * time.Second, "0.5": 500 * time.Millisecond, "0": 0} {
+		if d, err := ParseTime(s); d != want || err != nil {
+			t.Errorf("time %q: %v, %v", s, d, err)
+		}
 	}
 	if dirs, err := ParseDirs("/a b,/c"); len(dirs) != 2 || dirs[0] != "/a b" || dirs[1] != "/c" || err != nil {
 		t.Error(dirs, err)

@@ -52,13 +52,15 @@ func ParseWays(s string) (uint64, error) {
 	return n, nil
 }
 
-// ParsePositive parses a number above 0, as those of days, seconds and drive writes.
-func ParsePositive(s string) (float64, error) {
-	n, err := strconv.ParseFloat(s, 64)
-	if err != nil || !(n > 0 && n <= 1e12) {
-		return 0, fmt.Errorf("must be a number above 0")
+// ParsePositive makes a parser of a number above 0 of something, as of days, seconds and drive writes.
+func ParsePositive(of string) func(string) (float64, error) {
+	return func(s string) (float64, error) {
+		n, err := strconv.ParseFloat(s, 64)
+		if err != nil || !(n > 0 && n <= 1e12) {
+			return 0, fmt.Errorf("must be a number of %s above 0, without a unit", of)
+		}
+		return n, nil
 	}
-	return n, nil
 }
 
 // Both is a number of bytes for people, in both kinds of units: "45.2 GiB (48.5 GB)".

@@ -218,7 +218,7 @@ func TestParsers(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "0", "NaN", "Inf", "-1"} {
-		if got, err := ParsePositive(text); err == nil {
+		if got, err := ParsePositive("years")(text); err == nil || !strings.Contains(err.Error(), "number of years above 0") {
 			t.Errorf("ParsePositive(%q) = %v", text, got)
 		}
 	}
