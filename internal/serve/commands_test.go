@@ -132,6 +132,18 @@ func TestWhatIsWrongWithABodyIsSaidInWords(t *testing.T) {
 	}
 }
 
+func TestAMemberThatIsNoneIsAnsweredWithThoseThatThereAre(t *testing.T) {
+	s := serving(t, newFake(1), nil)
+	got := refused(t, s.post("/v1/pause", `{"timeout":5}`), http.StatusBadRequest, codeInvalid).Error.Remedy
+	if want := "send a JSON object with any of tags, roles, ranks, cells, jobs, pids, timeout_s"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	got = refused(t, s.post("/v1/swap", `{"direction":"train"}`), http.StatusBadRequest, codeInvalid).Error.Remedy
+	if !strings.HasPrefix(got, "send a JSON object with any of ") || !strings.Contains(got, "to") || !strings.Contains(got, "timeout_s") {
+		t.Errorf("of a hand-over: %q", got)
+	}
+}
+
 func TestNothingOfTheClientsSteersATerminal(t *testing.T) {
 	s := serving(t, newFake(1), nil)
 	want := "nothing is at /\ufffd[31m\ufffdred ü"

@@ -60,12 +60,28 @@ func decode(body io.Reader, into any) *refusal {
 	case errors.As(err, &kind):
 		return invalid("%s: got a JSON %s, want %s", short(kind.Field), short(kind.Value), inJSON(kind.Type))
 	case err != nil:
-		return invalid("the body is no such request: %s", short(strings.TrimPrefix(oneLine(err), "json: ")))
+		return refuse(http.StatusBadRequest, codeInvalid, "send a JSON object with any of "+strings.Join(members(reflect.TypeOf(into).Elem()), ", "),
+			"the body is no such request: %s", short(strings.TrimPrefix(oneLine(err), "json: ")))
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return invalid("something follows the JSON object")
 	}
 	return nil
+}
+
+// members are the names that a request can have.
+func members(request reflect.Type) (names []string) {
+	for i := range request.NumField() {
+		f := request.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case f.Anonymous && name == "":
+			names = append(names, members(f.Type)...)
+		case name != "" && name != "-":
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // inJSON is what JSON calls the values of a type.

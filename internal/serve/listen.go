@@ -63,7 +63,7 @@ func (p place) open() (net.Listener, error) {
 			return nil, fmt.Errorf("%s is in use: another ebb serve? Choose another with --listen", p.addr)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("listening on %s: %w", p.addr, err)
+			return nil, fmt.Errorf("listening on %s: %w; name an address of this machine, and a port from 1024 on (--listen)", p.addr, err)
 		}
 		return l, nil
 	}
@@ -74,7 +74,7 @@ func (p place) open() (net.Listener, error) {
 	l, err := net.Listen("unix", p.unix)
 	syscall.Umask(before)
 	if err != nil {
-		return nil, fmt.Errorf("listening on %s: %w", p.unix, err)
+		return nil, fmt.Errorf("listening on %s: %w; name a path in a directory that is there and yours (--listen unix:PATH)", p.unix, err)
 	}
 	return l, nil
 }
@@ -94,7 +94,7 @@ func removeStale(path string) error {
 	c, err := net.DialTimeout("unix", path, time.Second)
 	if err == nil {
 		_ = c.Close()
-		return fmt.Errorf("listening on %s: another server answers there", path)
+		return fmt.Errorf("listening on %s: another server answers there; end it, or choose another path", path)
 	}
 	if !errors.Is(err, unix.ECONNREFUSED) {
 		return fmt.Errorf("listening on %s: the socket is there, and it is not known whose: %w", path, err)

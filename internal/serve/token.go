@@ -75,7 +75,7 @@ func readPrivate(path string, limit int64) ([]byte, error) {
 	// O_NONBLOCK: a named pipe must not hold the start up.
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("token file: %w", err)
+		return nil, fmt.Errorf("token file: %w; name the file with the token (openssl rand -hex 32 makes one)", err)
 	}
 	defer file.Close()
 	info, err := file.Stat()
