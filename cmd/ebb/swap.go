@@ -348,8 +348,10 @@ func quoted(w string) string {
 	return "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
 }
 
-// stepLines are a step for people: one line, or below it what has no room there.
+// stepLines are a step for people: one line, in which a long name is shortened in its midst. What a step has to say
+// that is no mere figure is told in full, below its line where that has no room for it.
 func stepLines(s swap.Step) []string {
+	const names, widest = 33, textWidth - 8 - 2 - 13 // the column, and what the other columns leave
 	name := s.What
 	if s.Step == swap.StepMemory {
 		name = longUUID.ReplaceAllString(name, "$1") // enough to tell devices apart, as in ebb status
@@ -357,18 +359,23 @@ func stepLines(s swap.Step) []string {
 	if s.Kind != "" && s.Kind != rollout.KindCommand {
 		name += " (" + s.Kind + ")"
 	}
+	name = cut(name, widest)
 	text := detail(s)
 	if !s.OK {
 		text = "FAILED: " + text
 	}
-	const widestName = textWidth - 8 - 2 - 13 // beside the columns around it
-	name = cut(name, widestName)
-	line := strings.TrimRight(fmt.Sprintf("%-6s  %-33s  %-13s  %s", s.Step, name, s.State, text), " ")
-	if utf8.RuneCountInString(line) <= textWidth {
-		return []string{line}
+	line := func(name, text string) string {
+		return strings.TrimRight(fmt.Sprintf("%-6s  %-*s  %-13s  %s", s.Step, names, name, s.State, text), " ")
+	}
+	fits := func(line string) bool { return utf8.RuneCountInString(line) <= textWidth }
+	if whole := line(name, text); fits(whole) {
+		return []string{whole}
+	}
+	if short := line(cut(name, names), text); s.OK && s.Error == "" && fits(short) {
+		return []string{short}
 	}
 	const indent = "        "
-	return append([]string{fmt.Sprintf("%-6s  %-33s  %s", s.Step, name, s.State)}, wrapAfter(indent, indent, text)...)
+	return append([]string{line(name, "")}, wrapAfter(indent, indent, text)...)
 }
 
 // longUUID is that of a device, with its beginning.
