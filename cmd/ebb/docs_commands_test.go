@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -172,6 +173,46 @@ func TestBlocksOfTheDocsAreWellFormed(t *testing.T) {
 			if out, err := check.CombinedOutput(); err != nil {
 				t.Errorf("%s: %v: %s\n%s", page, err, out, block[2])
 			}
+		}
+	}
+}
+
+// spans are what must not be broken: code, and links.
+var spans = regexp.MustCompile("`[^`]*`|\\[[^\\]]*\\]\\([^)]*\\)")
+
+// tooWide are the lines of prose that are wider than the screen and could be broken: none of a table, a block of code
+// or a formula.
+func tooWide(text string) (lines []string) {
+	for line := range strings.Lines(fenced.ReplaceAllString(text, "")) {
+		line = strings.TrimRight(line, "\n")
+		prose := strings.TrimSpace(line) != "" && !strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "<!--") && !strings.Contains(line, "<su")
+		if !prose || utf8.RuneCountInString(line) <= textWidth {
+			continue
+		}
+		whole := []rune(spans.ReplaceAllStringFunc(strings.TrimLeft(line, " -"), func(span string) string { return strings.ReplaceAll(span, " ", "_") }))
+		if strings.Contains(string(whole[:min(len(whole), textWidth)]), " ") {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+func TestProseOfTheDocsFitsTheScreen(t *testing.T) {
+	for _, page := range pages(t) {
+		if page == "docs/fingerprints.md" { // formulas
+			continue
+		}
+		for _, line := range tooWide(read(t, page)) {
+			t.Errorf("%s: a line of %d columns: %s", page, utf8.RuneCountInString(line), line)
+		}
+	}
+	long := strings.Repeat("x", textWidth)
+	for line, wrong := range map[string]bool{
+		"words and " + long: true, "- `" + long + " " + long + "`": false, "| " + long + " | b |": false, long + " words": false,
+		"```\nwords and " + long + "\n```": false, "short": false,
+	} {
+		if got := len(tooWide(line+"\n")) > 0; got != wrong {
+			t.Errorf("%q is too wide: %v", line, got)
 		}
 	}
 }
