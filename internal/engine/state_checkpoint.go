@@ -157,6 +157,7 @@ func (e *Engine) saveState(l *lane, st *State, dir string, extra []byte) error {
 		return err
 	}
 	c.removeLeft(base, "", e.log.Printf)
+	l.unfinished = c.removeOf(l.unfinished, parent, base, e.log.Printf)
 	e.states.mu.Lock()
 	e.states.last++
 	c.name = fmt.Sprintf("%s.tmp-%s%d", base, e.self.FilePrefix(), e.states.last)
@@ -166,14 +167,24 @@ func (e *Engine) saveState(l *lane, st *State, dir string, extra []byte) error {
 		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 			return fmt.Errorf("%w: make %s: %w", store.ErrNoSpace, c.path, err)
 		}
+		if errors.Is(err, filesys.ErrHang) { // it may come to be
+			l.unfinished = append(l.unfinished, c.path)
+		}
 		return c.failed("make", c.path, err)
 	}
+	undo := func(err error) error {
+		left := c.remove(c.name)
+		if left != nil { // the next save tries again
+			l.unfinished = append(l.unfinished, c.path)
+		}
+		return filesys.Also(err, left)
+	}
 	if err := e.fill(l, c, st, extra); err != nil {
-		return filesys.Also(err, c.remove(c.name))
+		return undo(err)
 	}
 	if beside, err := c.put(base, older); err != nil {
 		if len(beside) == 0 {
-			return filesys.Also(err, c.remove(c.name))
+			return undo(err)
 		}
 		l.left = append(l.left, beside...)
 		return fmt.Errorf("%w: nothing was removed: of %s and %s each that is there is a whole checkpoint", err, dir, strings.Join(beside, " and "))
@@ -182,18 +193,24 @@ func (e *Engine) saveState(l *lane, st *State, dir string, extra []byte) error {
 	if older {
 		l.left = append(l.left, c.path)
 	}
-	l.left = slices.DeleteFunc(l.left, func(path string) bool {
+	l.left = c.removeOf(l.left, parent, base, e.log.Printf)
+	return nil
+}
+
+// removeOf removes what this process left beside a checkpoint's place, of a list of paths, and returns the others, with
+// what cannot be removed: the next save tries again.
+func (c *checkpoint) removeOf(paths []string, parent, base string, say func(string, ...any)) []string {
+	return slices.DeleteFunc(paths, func(path string) bool {
 		name := filepath.Base(path)
 		if filepath.Dir(path) != filepath.Clean(parent) || !strings.HasPrefix(name, base+".tmp-") {
 			return false // of another checkpoint
 		}
 		err := c.remove(name)
-		if err != nil { // the next save tries again
-			e.log.Printf("a checkpoint before %s is still there: %v", dir, err)
+		if err != nil {
+			say("a checkpoint that an earlier save left beside %s is still there: %v", filepath.Join(parent, base), err)
 		}
 		return err == nil
 	})
-	return nil
 }
 
 // noRenameHangs refuses a save while an earlier one's checkpoint may still be given its place.

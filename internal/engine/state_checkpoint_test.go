@@ -391,6 +391,37 @@ func TestASaveThatFailsAtTheEndRemovesNoCheckpoint(t *testing.T) {
 	}
 }
 
+// What a save could not remove of its unfinished checkpoint, the next one of the process does.
+func TestWhatAFailedSaveLeftIsRemovedByTheNext(t *testing.T) {
+	for what, faults := range map[string]string{
+		"the directory stays":                    "pwrite:1:EIO,rmdir:1:EIO",
+		"so does a file":                         "pwrite:1:EIO,unlink:1:EIO",
+		"the directory comes to be later":        "mkdir:1:hang",
+		"a file comes to be after its removal":   "open:1:hang",
+		"the removal gets no answer in its turn": "pwrite:1:EIO,rmdir:1:hang",
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := newHangRigWith(t, Config{ChunkBytes: 4 << 20, StateChunk: stateChunk})
+			s := r.filled(300<<10, 5)
+			parent := testutil.InMemory(t)
+			dir := filepath.Join(parent, "checkpoint")
+			check(t, r.sys.Set("clone:*:EOPNOTSUPP,"+faults))
+			if err := s.SaveState(s.id, dir, nil); err == nil {
+				t.Fatal("no error")
+			}
+			check(t, r.sys.Set(""))
+			for len(r.states.store.Deadline().Hung()) > 0 {
+				runtime.Gosched()
+			}
+			check(t, s.SaveState(s.id, dir, nil))
+			if got := names(t, parent); !slices.Equal(got, []string{"checkpoint"}) {
+				t.Errorf("left beside the checkpoint: %v", got)
+			}
+			check(t, s.holdsOnHost())
+		})
+	}
+}
+
 func TestAFullDiskInASaveLeavesTheOlderCheckpoint(t *testing.T) {
 	r := newStateRig(t)
 	s := r.filled(300<<10, 5)

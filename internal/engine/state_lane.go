@@ -20,8 +20,10 @@ type lane struct {
 	mu      sync.Mutex // held by the request that has the lane, over its transfers
 	pool    *pipeline.Pool
 	staging *staging.Staging
-	device  int      // whose NUMA node the staging memory is on
-	left    []string // checkpoints that saves left beside their places; of the lane that loads
+	device  int // whose NUMA node the staging memory is on
+	// Of the lane that loads: whole checkpoints that saves left beside their places, which go when there is another one
+	// at the place, and unfinished ones.
+	left, unfinished []string
 
 	bytes uint64 // of staging memory; guarded by states.mu
 }

@@ -321,6 +321,9 @@ func (e *Engine) carryOut(r *stateRequest) {
 	}
 	r.after = nil // and those that they waited for
 	err := guarded(0, func(int) error { return e.perform(r) })
+	if errors.Is(err, store.ErrLost) {
+		err = fmt.Errorf("%w: load the state's last checkpoint, for which its files are made anew", err)
+	}
 	if err != nil && (r.touched || r.direction == pipeline.Store && r.bytes == nil) {
 		r.forget(e.states.block)
 	}

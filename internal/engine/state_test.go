@@ -537,6 +537,12 @@ func TestFilesThatAreGoneShortOrChangedAreTold(t *testing.T) {
 			if Code(err) != CodeCorrupt || !strings.Contains(err.Error(), files[0]) || !strings.Contains(err.Error(), `state "adam"`) {
 				t.Errorf("%v (code %d)", err, Code(err))
 			}
+			if what == "gone" { // a block of zeros is not written, and shows that the file is not there for others
+				err = r.WriteStateHost(s.id, 0, 0, make([]byte, r.StateBlock(s.id)))
+				if Code(err) != CodeCorrupt || !strings.Contains(err.Error(), "load the state's last checkpoint") {
+					t.Errorf("%v (code %d)", err, Code(err))
+				}
+			}
 			check(t, r.LoadState(s.id, saved))
 			s.intact(slot)
 			if what == "replaced" {
