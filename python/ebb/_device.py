@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+import sys
 from typing import Any, List
 
 from . import _abi, _memory, _region
-from ._errors import DeviceError, OutOfDeviceMemory, UnsafeConfiguration
+from ._errors import DeviceError, Error, OutOfDeviceMemory, UnsafeConfiguration
 
 _SOFTWARE_RUNTIME = "libcudart.so.13"
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
@@ -31,7 +33,8 @@ class Memory:
 
     def __init__(self, torch: Any, device: Any, size: int) -> None:
         self._device, self._torch, self.size = device, torch, size
-        self._address = 0
+        self._process = os.getpid()
+        self._pointer = ctypes.c_void_p()  # set by the function that allocates: an interruption (Ctrl-C) takes its result away
         self.managed = any(t["tag"] != TAG and t["allocations"] for t in _memory.status().get("tags", ()))
         """A pause takes it: its content is undefined afterwards."""
         self.pauses = _memory.pause_count(TAG)
@@ -41,42 +44,57 @@ class Memory:
                 "streamed state passes through GPU memory, and these parameters are on the CPU: move the model to "
                 "the GPU before its optimizer is made"
             )
-        code = self._allocate()
-        if code == _OUT_OF_MEMORY and device.type == "cuda":
-            torch.cuda.empty_cache()  # what PyTorch keeps for reuse may be enough
-            code = self._allocate()
-        if code == _OUT_OF_MEMORY:
-            raise OutOfDeviceMemory(
-                f"no {size} bytes of GPU memory for streamed state: make bucket_elements or buckets_in_flight smaller",
-                {"need_bytes": size},
-            )
-        if code != 0:
-            raise DeviceError(f"cudaMalloc of {size} bytes for streamed state: error {code}")
-        self.bytes = self._tensor()
-        """All of it, as a tensor of torch.uint8."""
+        try:
+            self._allocate()
+            self.bytes = self._tensor()
+            """All of it, as a tensor of torch.uint8."""
+        except BaseException:  # interrupted (Ctrl-C), when the memory is there already
+            self.free()
+            raise
 
     def free(self) -> None:
         """Gives the memory back. Work of the device that uses it has ended, or is waited for. After a DeviceError it can be
         called again."""
-        if self._address:
+        address = self._pointer.value
+        if address:
+            free, pointer = _abi.library().cudaFree, ctypes.c_void_p(address)
             with current(self._torch, self._device):
-                code = _abi.library().cudaFree(ctypes.c_void_p(self._address))
+                # Before the call: where that is interrupted, the address may be somebody else's by the next one.
+                self._pointer.value = None
+                code = free(pointer)
             if code != 0:
-                raise DeviceError(f"cudaFree of {self.size} bytes of streamed state at {self._address:#x}: error {code}")
-            self._address = 0
+                self._pointer.value = address
+                raise DeviceError(f"cudaFree of {self.size} bytes of streamed state at {address:#x}: error {code}")
 
-    def _allocate(self) -> int:
-        pointer = ctypes.c_void_p()
+    def __del__(self) -> None:
+        """For memory that an interruption left to nobody: whoever has it frees it."""
+        if getattr(self, "_pointer", None) and self._process == os.getpid() and not sys.is_finalizing():
+            with contextlib.suppress(Error):
+                self.free()
+
+    def _allocate(self) -> None:
+        code = self._malloc()
+        if code == _OUT_OF_MEMORY and self._device.type == "cuda":
+            self._torch.cuda.empty_cache()  # what PyTorch keeps for reuse may be enough
+            code = self._malloc()
+        if code == _OUT_OF_MEMORY:
+            raise OutOfDeviceMemory(
+                f"no {self.size} bytes of GPU memory for streamed state: make bucket_elements or buckets_in_flight smaller",
+                {"need_bytes": self.size},
+            )
+        if code != 0:
+            raise DeviceError(f"cudaMalloc of {self.size} bytes for streamed state: error {code}")
+
+    def _malloc(self) -> int:
         kind = _region.region(TAG) if self.managed else _region.disable()
         with current(self._torch, self._device), kind:
-            code: int = _abi.library().cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(self.size))
-        self._address = pointer.value or 0
+            code: int = _abi.library().cudaMalloc(ctypes.byref(self._pointer), ctypes.c_size_t(self.size))
         return code
 
     def _tensor(self) -> Any:
         if self._device.type == "cpu":
-            return self._torch.frombuffer((ctypes.c_ubyte * self.size).from_address(self._address), dtype=self._torch.uint8)
-        place = {"shape": (self.size,), "typestr": "|u1", "data": (self._address, False), "version": 2}
+            return self._torch.frombuffer((ctypes.c_ubyte * self.size).from_address(self._pointer.value or 0), dtype=self._torch.uint8)
+        place = {"shape": (self.size,), "typestr": "|u1", "data": (self._pointer.value, False), "version": 2}
         array = type("Array", (), {"__cuda_array_interface__": place})()
         return self._torch.as_tensor(array, device=self._device)
 

@@ -63,10 +63,16 @@ def _changed(change: Settings, lib: ctypes.CDLL) -> Iterator[None]:
             raise InvalidArgument(f"the library refuses {change}, and would take {taken}")
         yield
     finally:
-        # On another thread, that one's settings would be overwritten.
-        if threading.get_ident() != thread:
-            raise WrongState("a region was entered on one thread and left on another: leave it where it was entered")
-        apply(lib, before)
+        try:
+            # On another thread, that one's settings would be overwritten.
+            if threading.get_ident() != thread:
+                raise WrongState("a region was entered on one thread and left on another: leave it where it was entered")
+            apply(lib, before)
+        except WrongState:
+            raise
+        except BaseException:  # an interruption (Ctrl-C): what is allocated later must not be of this region
+            apply(lib, before)
+            raise
 
 
 @contextlib.contextmanager

@@ -94,14 +94,20 @@ _library: Optional[ctypes.CDLL] = None  # with these functions declared; written
 def library() -> ctypes.CDLL:
     """The library in this process, whose functions of streamed state can be called. Raises NotLoaded."""
     global _library
-    found = _abi.library()
-    with _lock:
-        if _library is None:
-            _library = _abi.declare(found, FUNCTIONS)
-        return _library
+    if _library is None:  # afterwards without the lock: what handles a signal may come here from within
+        found = _abi.library()
+        with _lock:
+            if _library is None:
+                _library = _abi.declare(found, FUNCTIONS)
+    return _library
 
 
 Path = Union[str, "os.PathLike[str]"]
+
+
+def _close(lib: ctypes.CDLL, number: ctypes.c_uint64) -> None:
+    if number.value:
+        lib.ebb_state_close(number)
 
 
 class State:
@@ -118,15 +124,19 @@ class State:
         lib = library()
         sizes = (ctypes.c_uint64 * len(segment_bytes))(*segment_bytes)
         number = ctypes.c_uint64()
-        _abi.check(lib.ebb_state_create(name.encode(), sizes, len(sizes), ctypes.byref(number)))
         self.name = name
         self.segment_bytes = tuple(segment_bytes)
-        self._number: int = number.value
         # A forked child has the object too, and no part in its files: there the engine refuses.
-        self._close = weakref.finalize(self, lib.ebb_state_close, self._number)
+        self._close = weakref.finalize(self, _close, lib, number)
         self._close.atexit = False  # type: ignore[misc]  # the engine removes its files itself
-        self.block: int = lib.ebb_state_block(self._number)
-        """The unit of offsets in a segment."""
+        try:
+            _abi.check(lib.ebb_state_create(name.encode(), sizes, len(sizes), ctypes.byref(number)))
+            self._number: int = number.value
+            self.block: int = lib.ebb_state_block(self._number)
+            """The unit of offsets in a segment."""
+        except BaseException:  # interrupted (Ctrl-C), when the state is there already: whoever keeps the error has no state
+            self._close()
+            raise
 
     def read(self, parts: Sequence[Part], ticket: Optional[Ticket] = None) -> int:
         """Begins to read to device memory, and gives the ticket for wait. Until then nobody may use that memory;
@@ -175,8 +185,11 @@ class State:
 
     def close(self) -> None:
         """Waits for all requests and gives up the files. Closing again does nothing."""
-        if self._close.detach() is not None:
-            _abi.check(library().ebb_state_close(self._number))
+        if self._close.alive:
+            code = library().ebb_state_close(self._number)
+            self._close.detach()  # not before: where an interruption (Ctrl-C) comes in between, the next one closes
+            if code != InvalidArgument.code:  # that an interrupted one did it
+                _abi.check(code)
 
     @property
     def closed(self) -> bool:

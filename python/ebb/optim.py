@@ -28,7 +28,10 @@ import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _device, _memory
-from ._errors import DiskError, Error, ForkedChild, InvalidArgument, NoSpace, StateError, UnsafeConfiguration, WrongState
+from ._errors import (
+    CorruptBackup, DiskError, Error, ForkedChild, InternalError, InvalidArgument, NoSpace, StateError, UnsafeConfiguration,
+    WrongState,
+)
 from ._layout import Bucket, Piece, aligned, pack
 from ._state import Done, Part, Path, State, Ticket
 
@@ -104,9 +107,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         prefetch_in_backward: bool = True,
     ) -> None:
         self.moments_dtype = _moments(moments_dtype)
-        if bucket_elements < 1 or buckets_in_flight < 1:
-            raise InvalidArgument("bucket_elements and buckets_in_flight are numbers from 1 on")
-        self.bucket_elements, self.buckets_in_flight = bucket_elements, buckets_in_flight
+        self.bucket_elements = _whole("bucket_elements", bucket_elements)
+        self.buckets_in_flight = _whole("buckets_in_flight", buckets_in_flight)
         self._made = False
         self._process = os.getpid()
         super().__init__(params, defaults)
@@ -116,15 +118,16 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         self._places = _check_apart(self._parameters(), [])
         self._laid_out = [_lies(p) for p in self._parameters()]
         self._groups_made = [list(g["params"]) for g in self.param_groups]
-        self._buckets = pack([g["params"] for g in self.param_groups], _needs_master, bucket_elements)
+        self._buckets = pack([g["params"] for g in self.param_groups], _needs_master, self.bucket_elements)
         self._types = {MASTER: torch.float32, **{name: _MOMENTS[self.moments_dtype] for name in self.segments}}
         sizes: List[int] = []
         for bucket in self._buckets:
             for name in ((MASTER,) if bucket.masters else ()) + self.segments:
                 bucket.segments[name] = len(sizes)
                 sizes.append(bucket.elements * _width(self._types[name]))
-        with _device.current(torch, self._device):  # a state is made for the current device
-            self._state = State(f"{type(self).__name__} {next(_names)}", sizes or [1])
+        self._state_name, self._segment_bytes = f"{type(self).__name__} {next(_names)}", sizes or [1]
+        self._state = self._make_state()
+        self._closed = False
         # Guards all below against a pause's release_for_pause, which another thread may call.
         self._lock = threading.RLock()
         self._slots: Optional[_Slots] = None
@@ -218,10 +221,13 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             slots = self._slots_now()
             slots.look_for_pauses()
             self._behind = step
+            left_now = _scaling(self)
             try:
                 self._at_work = True
-                with step.scaling(self):
-                    self._carry_on(step, slots)
+                # What a GradScaler had left when the step began. (It changes its tensors in place, and leaves them only
+                # for the step's first try.)
+                _set_scaling(self, step.scaling)
+                self._carry_on(step, slots)
             except Exception as err:
                 slots.drain()
                 slots.check_none_lost()
@@ -235,11 +241,18 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 raise
             finally:
                 self._at_work = False
-            self._behind = None
+                _set_scaling(self, left_now)
             self._marks.update(step.marks)
             self._hooks.armed = True
             self.last = self._traffic.told(step.buckets)
+            self._behind = None  # the last thing: now it is done
             return step.loss
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a step was stopped amid its buckets, and step() goes on with it. After an interruption (Ctrl-C) that is
+        otherwise not known: where it is False, the step is done, or was not begun."""
+        return self._behind is not None
 
     def prefetch(self) -> None:
         """Begins to read the first buckets, so that the next step finds them on the GPU: the reads are then hidden
@@ -320,23 +333,18 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         """Gives the GPU memory of the buckets in flight back; the next step takes it again. ebb.pause() does it too, and
         a pause that comes from elsewhere takes that memory with the rank's other managed memory. Raises WrongState where a failed write is to be repeated."""
         with self._entered():
-            if self._slots is not None:
-                if self._slots.has_new():
-                    raise WrongState(
-                        f"{self._state.name}: GPU memory holds values whose write failed: call step() again first"
-                    )
-                self._slots.give_up()
-                self._slots = None
-            self._hooks.armed = True
-            _device.free_all(self._former)
+            if self._slots is not None and self._slots.has_new():
+                raise WrongState(f"{self._state.name}: GPU memory holds values whose write failed: call step() again first")
+            self._give_back()
 
     def close(self) -> None:
         """Gives up GPU memory and files, and with them the state. Closing again does nothing."""
         with self._entered():
             self._hooks.remove()
+            self._closed = True
             with contextlib.ExitStack() as all_of_it:  # the last one first
                 all_of_it.callback(self._state.close)
-                all_of_it.callback(self.release)
+                all_of_it.callback(self._give_back)
                 all_of_it.callback(self._drop)
 
     def __del__(self) -> None:
@@ -370,9 +378,9 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         """Queues the update of a bucket that is on the GPU: in its slot, not yet of the parameters. What is to be
         called for these, and when the files hold the new values. Both may be called again."""
         pieces = [p for p in bucket.pieces if p.number in step.gradients]
-        moments, work = slot.areas, slots.work
+        moments, work = slot.areas, slots.shared["work"]
         if self.moments_dtype != "fp32":
-            moments = {**moments, **slots.moments}
+            moments = {**moments, **slots.shared}
             for name in self.segments:
                 moments[name][: bucket.elements].copy_(slot.areas[name][: bucket.elements])
         values, gradients = [], []
@@ -467,25 +475,35 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         with self._entered(), torch.no_grad():
             self._check_open()
             saved = self._check_state_dict(state_dict)
-            self._drop()
             self._torn = "load_state_dict() failed: load it again"
-            for bucket in self._buckets:
-                sources: Dict[int, Dict[str, Any]] = {}
-                for piece in bucket.pieces:
-                    entry = saved.get(piece.number, {})
-                    piece.steps, piece.has_master = entry.get("step", 0), bucket.masters and entry.get(MASTER) is not None
-                for name in bucket.segments:
-                    flat = {
-                        p.number: _flat(p.parameter, saved[p.number][name])
-                        for p in bucket.pieces
-                        if saved.get(p.number, {}).get(name) is not None
-                    }
-                    for part, begin in self._host_parts(bucket, name, read=False):
-                        for piece, inside, place in _overlaps(bucket, begin, part.numel()):
-                            if piece.number in flat:
-                                part[place].copy_(flat[piece.number][inside])
+            self._drop()
+            try:
+                self._fill(saved)
+            except (CorruptBackup, InternalError):  # files are gone, or others changed them: nothing in them is wanted
+                self._give_back()
+                self._state.close()
+                self._fill(saved)
             self._take_groups(state_dict["param_groups"])
             self._torn = ""
+
+    def _fill(self, saved: Dict[int, Dict[str, Any]]) -> None:
+        """Has the files hold a saved state, which is by number of parameter."""
+        if self._state.closed:
+            self._state = self._make_state()
+        for bucket in self._buckets:
+            for piece in bucket.pieces:
+                entry = saved.get(piece.number, {})
+                piece.steps, piece.has_master = entry.get("step", 0), bucket.masters and entry.get(MASTER) is not None
+            for name in bucket.segments:
+                flat = {
+                    p.number: _flat(p.parameter, saved[p.number][name])
+                    for p in bucket.pieces
+                    if saved.get(p.number, {}).get(name) is not None
+                }
+                for part, begin in self._host_parts(bucket, name, read=False):
+                    for piece, inside, place in _overlaps(bucket, begin, part.numel()):
+                        if piece.number in flat:
+                            part[place].copy_(flat[piece.number][inside])
 
     def save(self, folder: Path) -> None:
         """Writes a checkpoint of the streamed state (docs/streaming.md): a directory that is put in place as a
@@ -513,11 +531,14 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         """
         with self._entered():
             self._check_open()
-            extra = _extra(folder)
+            manifest = _manifest(folder)
+            extra = manifest["extra"]
             for key, mine in self._layout().items():
                 _compare(folder, key, extra.get(key), mine)
             _check_progress(folder, extra, self._buckets, self.param_groups)
             self._settle()
+            if self._state.closed:
+                self._state = self._make_state()
             former, self._torn = self._torn, f"load() of {os.fspath(folder)!r} failed: load it, or another checkpoint"
             try:
                 self._state.load(folder)
@@ -528,6 +549,10 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 self._drop()
                 raise
             self._drop()
+            if _manifest(folder) != manifest:
+                raise DiskError(
+                    f"the checkpoint {os.fspath(folder)!r} was replaced while it was loaded: steps and values may be of two. Load it again"
+                )
             for bucket, pieces in zip(self._buckets, extra["pieces"]):
                 for piece, (steps, has_master) in zip(bucket.pieces, pieces):
                     piece.steps, piece.has_master = steps, has_master
@@ -629,22 +654,25 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
     def __getstate__(self) -> Any:
         raise TypeError(f"{type(self).__name__} cannot be copied or pickled, its state is in files: use state_dict() or save()")
 
-    @contextlib.contextmanager
-    def _entered(self) -> Iterator[None]:
-        """One thread is inside. A forked child has no part in the files, and its lock may be another thread's for ever."""
+    def _entered(self) -> Any:
+        """A context in which one thread is: the lock itself, which an interruption cannot leave locked. A forked child has no
+        part in the files, and its lock may be another thread's for ever."""
         if self._process != os.getpid():
             raise ForkedChild(
                 f"{type(self).__name__} was made before this process was forked (pid {self._process}), and its state is there: use it "
                 "there, or make another one here"
             )
-        with self._lock:
-            yield
+        return self._lock
+
+    def _make_state(self) -> State:
+        with _device.current(torch, self._device):  # a state is made for the current device
+            return State(self._state_name, self._segment_bytes)
 
     def _parameters(self) -> List[Any]:
         return [p for group in self.param_groups for p in group["params"]]
 
     def _slots_now(self) -> "_Slots":
-        if self._slots is None:
+        if self._slots is None or self._slots.given_up:
             self._slots = _Slots(
                 self._state, self._device, self._buckets, self._types, self.segments, self.buckets_in_flight, self._traffic,
                 self._former,
@@ -667,6 +695,14 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 self._slots.drain()
             finally:
                 self._slots.forget()
+
+    def _give_back(self) -> None:
+        """Gives the slots back, whatever is in them."""
+        if self._slots is not None:
+            self._slots.give_up()
+            self._slots = None
+        self._hooks.armed = True
+        _device.free_all(self._former)
 
     def _release_for_pause(self) -> None:
         """release(), where nothing is under way and nothing would be lost."""
@@ -692,7 +728,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         return tempfile.gettempdir()
 
     def _check_open(self) -> None:
-        if self._state.closed:
+        if self._closed:
             raise WrongState(f"{self._state.name} is closed")
         for number, (group, made) in enumerate(itertools.zip_longest(self.param_groups, self._groups_made)):
             if group is None or made is None or list(map(id, group["params"])) != list(map(id, made)):
@@ -922,23 +958,12 @@ class _Step:
                     f"{type(optimizer).__name__}: the gradient of parameter {number} has shape {tuple(gradient.shape)}, the "
                     f"parameter {tuple(parameters[number].shape)}"
                 )
-        self._scaling = {name: _copied(getattr(optimizer, name)) for name in _SCALING if hasattr(optimizer, name)}
+        self.scaling = {name: _copied(value) for name, value in _scaling(optimizer).items()}
         self._versions = {n: g._version for n, g in self.gradients.items()}
         self.marks = {n: _mark(parameters[n]) for n in self.gradients}
         """Of parameters as the step found or left them; of one that is being set there is none."""
         self._left = [b for b in optimizer._buckets if any(p.number in self.gradients for p in b.pieces)]
         self.buckets = len(self._left)
-
-    @contextlib.contextmanager
-    def scaling(self, optimizer: StreamedOptimizer) -> Iterator[None]:
-        """The optimizer has what a GradScaler had left there when the step began. (That one changes its tensors in
-        place, and leaves them only for the step's first try.)"""
-        now = {name: getattr(optimizer, name) for name in _SCALING if hasattr(optimizer, name)}
-        _set_scaling(optimizer, self._scaling)
-        try:
-            yield
-        finally:
-            _set_scaling(optimizer, now)
 
     def left(self) -> List[Bucket]:
         """Buckets that are behind."""
@@ -989,8 +1014,8 @@ class _Slot:
     by the function that begins the request, and are 0 where none is under way.
     """
 
-    def __init__(self, memory: _device.Memory, areas: Dict[str, Any]) -> None:
-        self.memory, self.areas = memory, areas
+    def __init__(self, memory: "_Room") -> None:
+        self.memory = memory
         self.bucket: Optional[Bucket] = None  # whose values are here, or on the way
         self.sound = False  # they are those of the files, once they are read; otherwise an update has begun
         self.reading, self.writing = Ticket(), Ticket()
@@ -998,6 +1023,10 @@ class _Slot:
         self.written: Optional[Callable[[], None]] = None  # called when new values that are here are in the files
         self.failed = False  # their write did, and so no pause takes them
         self.pauses = 0  # that there were when the read began
+
+    @property
+    def areas(self) -> Dict[str, Any]:
+        return self.memory.areas
 
 
 class _Traffic(Dict[str, List[Done]]):
@@ -1036,18 +1065,26 @@ class _Slots:
             own.update({name: torch.float32 for name in moments})
         self._most, self._streamed, self._own = most, streamed, own
         self._slots: List[_Slot] = []
-        self._shared: Optional[_device.Memory] = None
+        self._shared: Optional[_Room] = None  # for the update
         try:
-            self._shared, areas = _areas(device, own, most)
-            self.work: Any = areas.pop("work")
-            self.moments: Dict[str, Any] = areas
+            self._shared = _Room(device, own, most)
             for _ in range(min(count, max(len(buckets), 1))):
-                self._slots.append(_Slot(*_areas(device, streamed, most)))
+                self._slots.append(_Slot(_Room(device, streamed, most)))
         except BaseException:
             self.give_up()
             with contextlib.suppress(Error):  # that why there is none says more; the rest is tried again
                 _device.free_all(former)
             raise
+
+    @property
+    def given_up(self) -> bool:
+        return self._shared is None
+
+    @property
+    def shared(self) -> Dict[str, Any]:
+        """Areas for the update of one bucket: "work", and those of moments where they are stored in another type."""
+        assert self._shared is not None
+        return self._shared.areas
 
     def of(self, bucket: Bucket) -> Optional[_Slot]:
         return next((s for s in self._slots if s.bucket is bucket), None)
@@ -1090,11 +1127,13 @@ class _Slots:
     def arrive(self, slot: _Slot) -> None:
         """Waits until a bucket is in its slot."""
         if slot.reading.value:
+            sound, slot.sound = slot.sound, False  # where the wait is interrupted, nobody knows how the read ended
             try:
                 self._wait("read", slot.reading)
             except Error:
                 slot.bucket = None
                 raise
+            slot.sound = sound
 
     def write(self, slot: _Slot, set_parameters: Callable[[], None], written: Callable[[], None]) -> None:
         """Sets the parameters of a bucket, and begins to write it from its slot, after the work that is in the
@@ -1166,15 +1205,13 @@ class _Slots:
         pauses = _pauses()
         assert self._shared is not None
         if self._shared.pauses != pauses:
-            memory, areas = _areas(self._device, self._own, self._most)
-            self._former.append(self._shared)
-            self._shared, self.work, self.moments = memory, areas.pop("work"), areas
+            former, self._shared = self._shared, _Room(self._device, self._own, self._most)
+            self._former.append(former)
             _device.free_all(self._former)
         for slot in self._slots:
             if slot.bucket is None and slot.memory.pauses != pauses:
-                memory, areas = _areas(self._device, self._streamed, self._most)
-                self._former.append(slot.memory)
-                slot.memory, slot.areas = memory, areas
+                former, slot.memory = slot.memory, _Room(self._device, self._streamed, self._most)
+                self._former.append(former)
                 _device.free_all(self._former)
 
     def drain(self) -> None:
@@ -1188,16 +1225,19 @@ class _Slots:
         self._synchronize()
 
     def forget(self) -> None:
-        """Gives up new values."""
+        """Gives up new values, and what was read."""
         for slot in self._slots:
-            slot.bucket = slot.written = slot.set_parameters = None
-            slot.failed = False
+            slot.written = slot.set_parameters = None
+            slot.failed = slot.sound = False
+            if not slot.reading.value and not slot.writing.value:  # else it is not free yet: drain() was interrupted
+                slot.bucket = None
 
     def give_up(self) -> None:
         """Has the memory given back as former memory, now that nothing uses it. No use of the slots after that."""
         self.drain()
-        self._former += [s.memory for s in self._slots] + ([self._shared] if self._shared is not None else [])
+        former = [s.memory for s in self._slots] + ([self._shared] if self._shared is not None else [])
         self._slots, self._shared = [], None
+        self._former += former
 
     def _give_up(self, slot: _Slot) -> None:
         with contextlib.suppress(Error):
@@ -1233,8 +1273,8 @@ class _Slots:
         except Error:
             slot.failed = True
             raise
-        assert slot.written is not None
-        slot.written()
+        if slot.written is not None:  # else it was given up
+            slot.written()
         slot.written = None
         slot.bucket = None
 
@@ -1256,15 +1296,17 @@ class _Slots:
         ]
 
 
-def _areas(device: Any, types: Dict[str, Any], elements: int) -> Tuple[_device.Memory, Dict[str, Any]]:
-    """Device memory with an area for each name."""
-    sizes = {name: -(-elements * _width(kind) // _AREA) * _AREA for name, kind in types.items()}
-    memory = _device.Memory(torch, device, max(sum(sizes.values()), _AREA))
-    areas, begin = {}, 0
-    for name, kind in types.items():
-        areas[name] = memory.bytes[begin : begin + elements * _width(kind)].view(kind)
-        begin += sizes[name]
-    return memory, areas
+class _Room(_device.Memory):
+    """Device memory with an area for each name: a flat tensor of so many elements."""
+
+    def __init__(self, device: Any, types: Dict[str, Any], elements: int) -> None:
+        sizes = {name: -(-elements * _width(kind) // _AREA) * _AREA for name, kind in types.items()}
+        super().__init__(torch, device, max(sum(sizes.values()), _AREA))
+        self.areas: Dict[str, Any] = {}
+        begin = 0
+        for name, kind in types.items():
+            self.areas[name] = self.bytes[begin : begin + elements * _width(kind)].view(kind)
+            begin += sizes[name]
 
 
 # ---- parameters ------------------------------------------------------------------------------
@@ -1430,6 +1472,13 @@ def _moments(name: Optional[str]) -> str:
     return name
 
 
+def _whole(name: str, value: Any) -> int:
+    """A number of things, from 1 on: 2e8, too."""
+    if isinstance(value, (int, float)) and value >= 1 and value == value // 1:
+        return int(value)
+    raise InvalidArgument(f"{name} is a whole number from 1 on, not {value!r}")
+
+
 def _listed(params: Any) -> Any:
     """params, which may be an iterator, to be gone through twice."""
     return params if isinstance(params, torch.Tensor) else list(params)
@@ -1457,6 +1506,11 @@ def _overflowed(optimizer: Any) -> bool:
     """Whether a GradScaler found infinities, as a fused optimizer is told: then nothing is updated."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
+
+
+def _scaling(optimizer: Any) -> Dict[str, Any]:
+    """What a GradScaler left."""
+    return {name: getattr(optimizer, name) for name in _SCALING if hasattr(optimizer, name)}
 
 
 def _set_scaling(optimizer: Any, values: Dict[str, Any]) -> None:
@@ -1497,17 +1551,18 @@ def _check_not_paused() -> None:
 # ---- checkpoints -----------------------------------------------------------------------------
 
 
-def _extra(folder: Path) -> Dict[str, Any]:
-    """What save() put into a checkpoint's manifest."""
+def _manifest(folder: Path) -> Dict[str, Any]:
+    """A checkpoint's manifest, with what save() put into it under "extra"."""
     path = os.path.join(folder, "manifest.json")
     try:
         with open(path, encoding="utf-8") as file:
-            extra = json.load(file).get("extra")
+            manifest: Dict[str, Any] = json.load(file)
+        extra = manifest.get("extra")
     except (OSError, ValueError, AttributeError) as err:
         raise InvalidArgument(f"{os.fspath(folder)!r} is no checkpoint of streamed state: {err}") from err
     if not isinstance(extra, dict):
         raise InvalidArgument(f"the checkpoint {os.fspath(folder)!r} is not of an optimizer: its manifest has no such entry")
-    return extra
+    return manifest
 
 
 def _check_progress(folder: Path, extra: Dict[str, Any], buckets: Sequence[Bucket], groups: Sequence[Any]) -> None:

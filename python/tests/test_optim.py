@@ -706,6 +706,62 @@ class Checkpoints(Streamed):
                 optimizer.close()
                 other.close()
 
+    def test_a_state_dict_makes_files_anew_that_are_gone_or_were_changed(self):
+        for spoil in (os.unlink, lambda path: os.truncate(path, 0), os.utime):
+            made, optimizer = self.trained()
+            state, twin = optimizer.state_dict(), copy.deepcopy(made)
+            empty = self.streamed(copy.deepcopy(made)).state_dict()  # of zeros, which are not written
+            files_are_closed()
+            for name in backup_files(DISK):
+                spoil(os.path.join(DISK, name))
+            for each in (empty, state):
+                optimizer.load_state_dict(each)
+            other = self.streamed(twin)
+            other.load_state_dict(state)
+            for side, each in ((made, optimizer), (twin, other)):
+                for parameter in side:
+                    parameter.grad = None
+                loss_of(side, 3).backward()
+                each.step()
+                each.close()
+            for a, b in zip(made, twin):
+                self.same(a, b)
+
+    def test_a_state_dict_for_whose_files_there_is_no_room_can_be_loaded_again(self):
+        made, optimizer = self.trained()
+        state = optimizer.state_dict()
+        files_are_closed()
+        for name in backup_files(DISK):
+            os.unlink(os.path.join(DISK, name))
+        with mock.patch.object(ebb.optim, "State", side_effect=ebb.NoSpace("full")), self.assertRaises(ebb.NoSpace):
+            optimizer.load_state_dict(state)
+        for call in (optimizer.step, optimizer.state_dict, optimizer.prefetch, lambda: optimizer.save(self.folder)):
+            with self.assertRaisesRegex(ebb.WrongState, "load it again"):
+                call()
+        optimizer.release()
+        optimizer.load_state_dict(state)
+        optimizer.step()
+        self.assertEqual({float(e["step"]) for e in optimizer.state_dict()["state"].values()}, {4.0})
+
+    def test_one_that_is_replaced_while_it_is_loaded(self):
+        """Steps of one and values of another are not taken for a state."""
+        made, optimizer = self.trained()
+        folder = os.path.join(self.folder, "checkpoint")
+        optimizer.save(folder)
+        _, other = self.trained(1)
+        load = State.load
+
+        def replaced(state, path):
+            optimizer.step()
+            optimizer.save(folder)
+            load(state, path)
+
+        with mock.patch.object(State, "load", replaced), self.assertRaisesRegex(ebb.DiskError, "replaced while it was loaded"):
+            other.load(folder)
+        self.assertRaises(ebb.WrongState, other.step)
+        other.load(folder)
+        self.assertEqual({float(e["step"]) for e in other.state_dict()["state"].values()}, {4.0})
+
     def test_one_that_was_changed(self):
         made, optimizer = self.trained()
         folder = os.path.join(self.folder, "checkpoint")
@@ -796,7 +852,10 @@ class Refused(Streamed):
             (lambda: StreamedAdamW([{"params": one, "amsgrad": True}]), "third moment"),
             (lambda: StreamedAdamW(one, moments_dtype="fp8"), "mantissa"),
             (lambda: StreamedAdamW(one, moments_dtype="int8"), "fp32, bf16, fp16"),
-            (lambda: StreamedAdamW(one, bucket_elements=0), "from 1 on"),
+            (lambda: StreamedAdamW(one, bucket_elements=0), "bucket_elements is a whole number from 1 on, not 0"),
+            (lambda: StreamedAdamW(one, bucket_elements=2.5), "bucket_elements .* not 2.5"),
+            (lambda: StreamedAdamW(one, bucket_elements=float("inf")), "bucket_elements .* not inf"),
+            (lambda: StreamedAdamW(one, buckets_in_flight="3"), "buckets_in_flight .* not '3'"),
             (lambda: StreamedAdamW([torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))]), "complex64"),
             (lambda: StreamedAdamW([torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))]), "float64"),
             (lambda: StreamedSGD(one, lr=0.1, momentum=0), "no state to stream"),
@@ -1349,6 +1408,32 @@ class DeviceMemory(Streamed):
             self.assertEqual(free_memory(), before)
             self.assertGreater(left, 0)
 
+    def test_what_is_freed_when_an_interruption_comes_is_not_freed_again(self):
+        """Its address may be somebody else's by then."""
+        made = parameters()
+        optimizer = self.streamed(made)
+        loss_of(made, 0).backward()
+        optimizer.step()
+        library, freed = ctypes.CDLL(None), []
+
+        class Library:
+            def cudaFree(self, pointer):
+                freed.append(pointer.value)
+                code = library.cudaFree(pointer)
+                if len(freed) == 1:
+                    raise KeyboardInterrupt
+                return code
+
+            def __getattr__(self, name):
+                return getattr(real(), name)
+
+        real = ebb._device._abi.library
+        with mock.patch.object(ebb._device._abi, "library", Library):
+            self.assertRaises(KeyboardInterrupt, optimizer.release)
+            optimizer.close()
+        self.assertGreater(len(freed), 1)
+        self.assertEqual(len(freed), len(set(freed)))
+
     def test_no_room_for_it(self):
         made = [torch.nn.Parameter(torch.zeros(24 * MiB))]
         optimizer = self.streamed(made, bucket_elements=24 * MiB)
@@ -1660,7 +1745,9 @@ class Interruptions(Streamed):
                     optimizer.step()
                 with self.assertRaises(ebb.WrongState):
                     optimizer.state_dict()
+                self.assertTrue(optimizer.unfinished)
                 optimizer.step()
+                self.assertFalse(optimizer.unfinished)
                 plain.step()
                 self.train(plain, made, optimizer, 1, 2)
                 self.all_same(plain, made)

@@ -2,6 +2,7 @@
 
 import threading
 import unittest
+from unittest import mock
 
 import ebb
 from ebb import _abi, _region
@@ -28,6 +29,23 @@ class Regions(Memory):
                 self.assertEqual(settings(), _region.Settings(True, b"default", True, False, b"mmap"))
                 with ebb.disable():
                     self.assertEqual(settings(), _region.Settings(False, b"default", True, False, b"mmap"))
+
+    def test_settings_are_restored_where_an_interruption_comes_between_two_of_them(self):
+        """Else memory that is allocated later would be of the region, and its content lost in a pause."""
+        before, apply = settings(), _region.apply
+        for calls in range(2):
+            left = iter(range(calls, -1, -1))
+
+            def interrupted(lib, wanted):
+                if next(left, None) == 0:
+                    lib.tms_set_interesting_region(wanted.managed)
+                    raise KeyboardInterrupt
+                apply(lib, wanted)
+
+            with mock.patch.object(_region, "apply", interrupted), self.assertRaises(KeyboardInterrupt):
+                with ebb.region("a", "disk", "mmap"):
+                    pass
+            self.assertEqual(settings(), before)
 
     def test_nested_settings_are_restored_exactly(self):
         before = settings()

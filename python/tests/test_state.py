@@ -1,11 +1,14 @@
 """Streamed state without PyTorch: segments between files, device memory and host memory."""
 
+import contextlib
 import json
 import os
 import tempfile
 import unittest
+from unittest import mock
 
 import ebb
+from ebb import _abi
 from ebb._state import Done, Part, State
 from support import DISK, MiB, Memory, Pattern, child, content, free, malloc, read
 
@@ -144,6 +147,27 @@ class Streamed(Memory):
             state.read_host(0, 0, bytearray(1))
         State("dropped", [MiB])
         self.assertEqual(streamed(), [])
+
+    def test_an_interruption_leaves_none(self):
+        """Neither where the error is kept."""
+        with mock.patch.object(_abi, "check", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt) as kept:
+            State("interrupted", [MiB])
+        self.assertEqual(ebb.status()["states"], [])
+        del kept
+        state = State("interrupted", [MiB])
+        with mock.patch.object(ebb._state, "library", side_effect=KeyboardInterrupt):
+            self.assertRaises(KeyboardInterrupt, state.close)
+        with mock.patch.object(_abi, "check", side_effect=KeyboardInterrupt):
+            with contextlib.suppress(KeyboardInterrupt):
+                state.close()
+        state.close()
+        self.assertEqual(ebb.status()["states"], [])
+
+    def test_what_handles_a_signal_finds_the_library(self):
+        """Though it interrupted whoever was about to find it, on the same thread."""
+        ebb._state.library()
+        with ebb._state._lock:
+            ebb._state.library()
 
     def test_no_room(self):
         done = child(
