@@ -43,7 +43,7 @@ class Interruption:
 
     def _enters(self, frame, *_):
         code = frame.f_code
-        if not code.co_filename.startswith(FILES):
+        if not code.co_filename.startswith(FILES) or code.co_name == "__del__":  # Python lets nothing out of that
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         looks = True  # Python does, before the next operation
