@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -52,6 +53,19 @@ func TestHelpFitsOnATerminal(t *testing.T) {
 			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > helpWidth {
 				t.Errorf("ebb %s --help has a line of %d columns: %s", verb, n, line)
 			}
+		}
+	}
+}
+
+// An older Go does not build ebb, and does not say why in words that a reader understands.
+func TestTheVersionOfGoIsTold(t *testing.T) {
+	needed := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(read(t, "go.mod"))
+	if needed == nil {
+		t.Fatal("go.mod names no version")
+	}
+	for _, page := range []string{"README.md", "docs/quickstart.md"} {
+		if !strings.Contains(read(t, page), "Go "+needed[1]+" ") {
+			t.Errorf("%s does not say that Go %s is needed", page, needed[1])
 		}
 	}
 }
