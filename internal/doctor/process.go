@@ -240,8 +240,12 @@ func (p *program) control(ctx context.Context) Finding {
 	ctx, cancel := context.WithTimeout(ctx, controlLimit)
 	defer cancel()
 	c, err := client.Dial(ctx, socket)
-	if err != nil {
-		return fail("ebb status says more; a process that is stopped or hangs does not answer", "no answer on %s: %s", socket, errorText(err))
+	const remedy = "ebb status says more; a process that is stopped or hangs does not answer"
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return fail(remedy, "no answer in %v on %s", controlLimit, socket)
+	case err != nil:
+		return fail(remedy, "no answer on %s: %s", socket, errorText(err))
 	}
 	defer c.Close()
 	hello := c.Hello()

@@ -2,11 +2,17 @@ package doctor
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ebb-offload/ebb/internal/control"
+	"github.com/ebb-offload/ebb/internal/launch"
+	"github.com/ebb-offload/ebb/internal/rankdir"
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 const (
@@ -109,6 +115,23 @@ func TestAProcessThatIsStoppedOrHangs(t *testing.T) {
 	if rows := lookAtProcess(t, changed(t, "", nil)); rows["process"].Status != Fail || !strings.Contains(rows["process"].Text, "no process 4711") {
 		t.Errorf("none: %+v", rows["process"])
 	}
+}
+
+// A rank whose engine takes the call and says nothing: stopped, or hanging.
+func TestARankThatDoesNotAnswer(t *testing.T) {
+	self, err := rankdir.Self() // this process is the rank
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := testutil.SocketDir(t)
+	l, err := net.Listen("unix", filepath.Join(dir, control.SocketName(self)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	x := examination{system: system{root: "/"}}
+	p := &program{x: x, pid: os.Getpid(), dir: "/proc/self", getenv: launch.Lookup([]string{"EBB_RUNTIME_DIR=" + dir})}
+	expect(t, p.control(t.Context()), Fail, "no answer in 2s on "+dir, "ebb status says more")
 }
 
 func TestGlibcVersions(t *testing.T) {

@@ -185,7 +185,7 @@ func (e *Engine) waitForSafePoint(tags []string, timeout time.Duration, s Settin
 	if e.gate.wait(r, timeout, e.remote.gone(s.Ask)) {
 		return nil
 	}
-	err := fmt.Errorf("%w: the actor came to no safe point within %v (ebb.idle, ebb.safe_point)", ErrTimeout, timeout)
+	err := fmt.Errorf("%w: the actor came to no safe point within %v (ebb.idle, ebb.safe_point)", ErrTimeout, timeout.Round(time.Millisecond))
 	if e.remote.withdraw(s.Ask) {
 		err = errWithdrawn
 	}

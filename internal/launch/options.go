@@ -300,9 +300,11 @@ func ParseDirs(s string) ([]string, error) {
 	return dirs, nil
 }
 
-// Count is a number of things: "1 file", "2 files".
+// Count is a number of things: "1 file", "2 files", "3 directories".
 func Count(n int, what string) string {
-	if n != 1 {
+	if stem, found := strings.CutSuffix(what, "y"); found && n != 1 {
+		what = stem + "ies"
+	} else if n != 1 {
 		what += "s"
 	}
 	return fmt.Sprintf("%d %s", n, what)

@@ -175,6 +175,17 @@ func TestParsersRefuse(t *testing.T) {
 	}
 }
 
+func TestCountsOfThings(t *testing.T) {
+	for want, got := range map[string]string{
+		"1 file": Count(1, "file"), "2 files": Count(2, "file"), "0 files": Count(0, "file"),
+		"1 rank directory": Count(1, "rank directory"), "2 rank directories": Count(2, "rank directory"),
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 func TestParsersAccept(t *testing.T) {
 	if n, err := ParseRanks("64"); n != 64 || err != nil {
 		t.Error(n, err)
