@@ -330,7 +330,7 @@ func (o planOptions) plan(ctx context.Context) (planResult, error) {
 	for _, t := range r.Targets {
 		if t.Fits && r.Chosen == "" && (o.target == "" || o.target == t.Name) {
 			r.Chosen = t.Name
-			r.Command, r.QuotaGB = o.command(t)
+			r.Command, r.QuotaGB = o.command(t, r.Streaming)
 		}
 	}
 	r.Wear = o.wear(r.Targets)
@@ -574,8 +574,35 @@ func planMeasureFailed(ctx context.Context, err error) error {
 // quotaSlack is what a suggested quota has beside what was added up: the allocator's caches come and go.
 const quotaSlack = 1.1
 
+// quota is what the directory that holds most of a node must hold at least, in GB: a quota holds in each one, of
+// what is parked there and of streamed state that lies there.
+func (o planOptions) quota(t sizing.Target, streamed *planStreamed) uint64 {
+	parked := o.dirs
+	if len(parked) == 0 {
+		parked = []string{o.diskDir()}
+	}
+	held := map[string]float64{}
+	for _, dir := range parked {
+		held[filepath.Clean(dir)] += float64(t.DiskBytes) / float64(len(parked))
+	}
+	if streamed != nil {
+		dirs := o.streaming.dirs
+		if len(dirs) == 0 {
+			dirs = parked
+		}
+		for _, dir := range dirs {
+			held[filepath.Clean(dir)] += float64(streamed.DiskBytes) / float64(len(dirs))
+		}
+	}
+	most := 0.0
+	for _, bytes := range held {
+		most = max(most, bytes)
+	}
+	return uint64(math.Ceil(most * quotaSlack / 1e9))
+}
+
 // command is the ebb run line for a target, and the quota in it.
-func (o planOptions) command(t sizing.Target) (args []string, quota uint64) {
+func (o planOptions) command(t sizing.Target, streamed *planStreamed) (args []string, quota uint64) {
 	args = []string{"ebb", "run", "--nproc-per-node", fmt.Sprint(o.perNode), "--offload-train", "--offload-train-target", t.Name}
 	if t.Name == launch.TargetCPU {
 		if o.streaming.toDisk {
@@ -586,13 +613,12 @@ func (o planOptions) command(t sizing.Target) (args []string, quota uint64) {
 	if t.HostMB > 0 {
 		args = append(args, "--offload-train-host-mb", fmt.Sprint(t.HostMB))
 	}
-	dirs := uint64(max(len(o.dirs), 1))
 	args = append(args, "--offload-train-disk-dir", o.diskDir())
 	if o.chunkMB != launch.DefaultChunkMB {
 		args = append(args, "--offload-train-disk-chunk-mb", fmt.Sprint(o.chunkMB))
 	}
 	if t.DiskBytes > 0 {
-		quota = uint64(math.Ceil(float64(t.DiskBytes) / float64(dirs) * quotaSlack / 1e9))
+		quota = o.quota(t, streamed)
 		args = append(args, "--offload-train-disk-quota-gb", fmt.Sprint(quota))
 	}
 	return append(append(args, o.streaming.args()...), "--", "python", "train.py"), quota

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -39,6 +40,32 @@ func TestAPlanWithStreamedState(t *testing.T) {
 	o.diskSpace = 7e9 // 6e9 would fit alone
 	if r, err = o.plan(context.Background()); err != nil || r.Chosen != "" || r.Streaming.Fits {
 		t.Errorf("%v, chosen %q, %+v", err, r.Chosen, r.Streaming)
+	}
+}
+
+// The quota of the command holds in each directory: it has room for streamed state too, wherever that lies.
+func TestTheQuotaOfAPlanHoldsStreamedState(t *testing.T) {
+	target := sizing.Target{Name: launch.TargetDisk, DiskBytes: 9.5e9}
+	streamed := &planStreamed{Streaming: sizing.Streaming{DiskBytes: 79.5e9}}
+	for _, c := range []struct {
+		name   string
+		disks  []string
+		stream planStreaming
+		state  *planStreamed
+		want   uint64
+	}{
+		{"nothing streamed", nil, planStreaming{}, nil, 11},
+		{"nothing streamed, two directories", []string{"/a", "/b"}, planStreaming{}, nil, 6},
+		{"in the disk directory", []string{"/a"}, planStreaming{toDisk: true}, streamed, 98},
+		{"in a disk directory that is not named", nil, planStreaming{toDisk: true}, streamed, 98},
+		{"in both disk directories", []string{"/a", "/b"}, planStreaming{toDisk: true}, streamed, 49},
+		{"in one of its own", []string{"/a"}, planStreaming{dirs: []string{"/s"}}, streamed, 88},
+		{"in one of its own and in that of the disk", []string{"/a"}, planStreaming{dirs: []string{"/s", "/a/"}}, streamed, 55},
+	} {
+		o := planOptions{dirs: c.disks, streaming: c.stream, perNode: 1, chunkMB: launch.DefaultChunkMB}
+		if args, quota := o.command(target, c.state); quota != c.want || !strings.Contains(strings.Join(args, " "), fmt.Sprintf("--offload-train-disk-quota-gb %d ", c.want)) {
+			t.Errorf("%s: %d, want %d: %q", c.name, quota, c.want, args)
+		}
 	}
 }
 

@@ -78,8 +78,8 @@ Ends with 3 when the logs hold no event.`,
 // parseRate parses --disk-write and --disk-read.
 func parseRate(s string) (float64, error) {
 	r, err := strconv.ParseFloat(s, 64)
-	if err != nil || !(r > 0 && r < 1e6) {
-		return 0, errors.New("must be a number of GB/s, above 0")
+	if err != nil || !(r > 0 && r <= 1000) {
+		return 0, errors.New("must be a number of GB/s (10⁹ bytes a second), above 0 and at most 1000")
 	}
 	return r, nil
 }

@@ -67,6 +67,9 @@ var TypicalLink = Range{47.1e9, 53.5e9, 55.3e9}
 // firstOfArena is a first pause to host memory, making the arena included (row cpu-first, one rank).
 var firstOfArena = Range{12.5e9, 15.4e9, 16.7e9}
 
+// fastest is more than what a node's disks or a GPU's link do, in GB/s.
+const fastest = 1000
+
 // ParseRate parses GB/s (10⁹ bytes a second): one number, or the lowest and the highest as LOW-HIGH.
 func ParseRate(s string) (Range, error) {
 	low, high, ranged := strings.Cut(s, "-")
@@ -75,8 +78,11 @@ func ParseRate(s string) (Range, error) {
 	}
 	a, errLow := strconv.ParseFloat(strings.TrimSpace(low), 64)
 	b, errHigh := strconv.ParseFloat(strings.TrimSpace(high), 64)
+	if errLow == nil && a > fastest && !math.IsInf(a, 0) { // of one in MB/s
+		return Range{}, fmt.Errorf("is faster than any disk or link: give GB/s (10⁹ bytes a second), as %.3g for %g MB/s", a/1000, a)
+	}
 	// Also false for NaN.
-	if errLow != nil || errHigh != nil || !(a >= 0.001 && b <= 1e5 && a <= b) {
+	if errLow != nil || errHigh != nil || !(a >= 0.001 && b <= fastest && a <= b) {
 		return Range{}, fmt.Errorf("must be GB/s (10⁹ bytes a second), as 2.6, or lowest and highest, as 2.3-2.9")
 	}
 	return Range{a * 1e9, math.Sqrt(a*b) * 1e9, b * 1e9}, nil

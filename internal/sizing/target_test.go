@@ -188,6 +188,9 @@ func TestParsers(t *testing.T) {
 			t.Errorf("ParseCount(%q) = %d", text, got)
 		}
 	}
+	if _, err := ParseRate("2700"); err == nil || !strings.Contains(err.Error(), "give GB/s (10⁹ bytes a second), as 2.7 for 2700 MB/s") {
+		t.Errorf("a rate in MB/s: %v", err)
+	}
 	if r, err := ParseRate("2-8"); err != nil || r != (Range{2e9, 4e9, 8e9}) {
 		t.Errorf("ParseRate: %v, %v", r, err)
 	}
