@@ -85,7 +85,7 @@ func (e *Engine) checkpointRequest(id uint64, d pipeline.Direction, dir string, 
 	if dir, err = filepath.Abs(dir); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	r := &stateRequest{state: st, direction: d, device: st.device}
+	r := &stateRequest{state: st, direction: d, device: st.device, outside: true}
 	for _, s := range st.segments {
 		if err := r.add(e.states.block, StateIO{Segment: uint32(s.number), Bytes: s.size}); err != nil {
 			return err
@@ -261,7 +261,10 @@ func (c *checkpoint) isOurs() error {
 	var m struct {
 		Format string `json:"format"`
 	}
-	if err := json.Unmarshal(text, &m); err != nil || m.Format != checkpointFormat {
+	if err := json.Unmarshal(text, &m); err != nil { // of somebody else, or of a disk that spoiled it
+		return fmt.Errorf("%w: %s is there, and its %s is no JSON (%w): choose another directory, or look at the disk", ErrInvalid, c.path, manifestFile, err)
+	}
+	if m.Format != checkpointFormat {
 		return fmt.Errorf("%w: %s is there, and its %s is of no checkpoint (format %q, not %q): choose another directory, or remove it", ErrInvalid, c.path, manifestFile, m.Format, checkpointFormat)
 	}
 	return nil
@@ -540,8 +543,12 @@ type loading struct {
 	manifest manifest
 	key      *fingerprint.Key
 	sums     [][]fingerprint.Sum // by segment and block
-	files    []*store.Outside
+	files    []*store.Outside    // by segment, the first ones; of the others each is opened when it is read
 }
+
+// openFiles are so many files of a checkpoint that are open all the time, at most. A process may often have no more than
+// a thousand, and a checkpoint of many segments is to be loaded all the same.
+const openFiles = 32
 
 func (c *loading) close() {
 	for _, f := range c.files {
@@ -572,15 +579,21 @@ func (c *loading) open() error {
 	if err := c.readSums(); err != nil {
 		return err
 	}
-	for _, s := range c.manifest.Segments {
-		f, err := store.OpenOutside(c.sys, c.dir, c.path, s.File)
+	for i, s := range c.manifest.Segments {
+		f, err := c.openSegment(i)
 		if err != nil {
 			return err
 		}
-		c.files = append(c.files, f)
-		if size, err := f.Size(); err != nil {
+		size, err := f.Size()
+		if len(c.files) < openFiles {
+			c.files = append(c.files, f)
+		} else {
+			f.Close()
+		}
+		if err != nil {
 			return err
-		} else if size != s.Bytes {
+		}
+		if size != s.Bytes {
 			return fmt.Errorf("%w: %s has %d bytes, its manifest says %d", ErrCorrupt, f.Path(), size, s.Bytes)
 		}
 	}
@@ -664,10 +677,28 @@ func (c *loading) again() error {
 	return nil
 }
 
+// openSegment opens the file of a segment.
+func (c *loading) openSegment(i int) (*store.Outside, error) {
+	return store.OpenOutside(c.sys, c.dir, c.path, c.manifest.Segments[i].File)
+}
+
+// readSegment fills p from a segment's file.
+func (c *loading) readSegment(i int, off uint64, p []byte) error {
+	if i < len(c.files) {
+		return c.files[i].Read(off, p)
+	}
+	f, err := c.openSegment(i)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Read(off, p)
+}
+
 // bytes reads a block of a segment, of blocks of the checkpoint's that are no larger, and checks them. Larger
 // ones were checked by verify.
 func (c *loading) bytes(s *segment, off uint64, p []byte) error {
-	if err := c.files[s.number].Read(off, p); err != nil {
+	if err := c.readSegment(s.number, off, p); err != nil {
 		return err
 	}
 	if c.manifest.BlockBytes > c.engine.states.block {
@@ -681,7 +712,7 @@ func (c *loading) compare(segment int, off uint64, p []byte) error {
 	for len(p) > 0 {
 		one := p[:min(uint64(len(p)), c.manifest.BlockBytes)]
 		if sum, _ := c.engine.drv.HostFingerprint(c.key, one); sum != c.sums[segment][off/c.manifest.BlockBytes] {
-			return fmt.Errorf("%w: the %d bytes at offset %d of %s are others than were saved: load another checkpoint", ErrCorrupt, len(one), off, c.files[segment].Path())
+			return fmt.Errorf("%w: the %d bytes at offset %d of %s are others than were saved: load another checkpoint", ErrCorrupt, len(one), off, filepath.Join(c.path, c.manifest.Segments[segment].File))
 		}
 		p, off = p[len(one):], off+uint64(len(one))
 	}
@@ -699,7 +730,7 @@ func (c *loading) verify() (err error) {
 	for i, s := range c.manifest.Segments {
 		for off := uint64(0); off < s.Bytes; off += block {
 			one := p[:min(block, s.Bytes-off)]
-			if err := c.files[i].Read(off, one); err != nil {
+			if err := c.readSegment(i, off, one); err != nil {
 				return err
 			}
 			if err := c.compare(i, off, one); err != nil {

@@ -391,6 +391,30 @@ func TestASaveThatFailsAtTheEndRemovesNoCheckpoint(t *testing.T) {
 	}
 }
 
+// python/tests has a process that may have no more files open.
+func TestACheckpointOfMoreSegmentsThanFilesAreOpenIsLoaded(t *testing.T) {
+	r := newStateRig(t)
+	sizes := make([]uint64, openFiles+20)
+	for i := range sizes {
+		sizes[i] = 3 + uint64(i)
+	}
+	s := r.filled(sizes...)
+	dir := filepath.Join(t.TempDir(), "checkpoint")
+	check(t, s.SaveState(s.id, dir, nil))
+	other := r.newState("other", sizes...)
+	check(t, r.LoadState(other.id, dir))
+	other.want = s.want
+	check(t, other.holdsOnHost())
+	path := filepath.Join(dir, fmt.Sprintf("segment-%06d.bin", len(sizes)-1))
+	text, err := os.ReadFile(path)
+	check(t, err)
+	text[1] ^= 1
+	check(t, os.WriteFile(path, text, 0o600))
+	if err := r.LoadState(other.id, dir); Code(err) != CodeCorrupt || !strings.Contains(err.Error(), path) {
+		t.Errorf("spoiled: %v", err)
+	}
+}
+
 // What a save could not remove of its unfinished checkpoint, the next one of the process does.
 func TestWhatAFailedSaveLeftIsRemovedByTheNext(t *testing.T) {
 	for what, faults := range map[string]string{

@@ -53,6 +53,7 @@ type stateRequest struct {
 	afterwards func()
 	// instead is all that is done, in place of transfers.
 	instead func(l *lane) error
+	outside bool // it uses files of a checkpoint, too
 
 	event device.Event // that a write waits for; guarded by states.mu until it is its turn
 	reset bool         // its device was; guarded by states.mu
@@ -321,7 +322,7 @@ func (e *Engine) carryOut(r *stateRequest) {
 	}
 	r.after = nil // and those that they waited for
 	err := guarded(0, func(int) error { return e.perform(r) })
-	if errors.Is(err, store.ErrLost) {
+	if errors.Is(err, store.ErrLost) && !r.outside {
 		err = fmt.Errorf("%w: load the state's last checkpoint, for which its files are made anew", err)
 	}
 	if err != nil && (r.touched || r.direction == pipeline.Store && r.bytes == nil) {

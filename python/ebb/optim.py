@@ -1444,10 +1444,10 @@ def _mapped(path: Optional[str], folder: str, elements: int, kind: Any) -> Any:
         with open(path, "x+b") if path is not None else tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, size)
             return torch.from_file(f"/proc/self/fd/{file.fileno()}", shared=True, size=elements, dtype=kind)
-    except OSError as err:
-        kind_of_error = NoSpace if err.errno in (errno.ENOSPC, errno.EDQUOT) else DiskError
+    except (OSError, RuntimeError) as err:  # PyTorch's, where there may be no more maps of files
+        kind_of_error = NoSpace if getattr(err, "errno", 0) in (errno.ENOSPC, errno.EDQUOT) else DiskError
         raise kind_of_error(
-            f"no file of {size} bytes for a tensor of the state dict in {folder!r}: {err.strerror}. All of it is as large as the "
+            f"no file of {size} bytes for a tensor of the state dict in {folder!r}: {getattr(err, 'strerror', err)}. All of it is as large as the "
             "state: give another directory (to=), or save()"
         ) from err
 

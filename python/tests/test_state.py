@@ -186,6 +186,26 @@ class Streamed(Memory):
         )
         self.assertEqual(done.returncode, 0, done.stderr)
 
+    def test_a_checkpoint_of_more_segments_than_the_process_may_have_files(self):
+        done = child(
+            """
+            import resource
+            resource.setrlimit(resource.RLIMIT_NOFILE, (160, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+            state, folder = State("many", [5000] * 300), os.path.join(os.environ["TMS_DISK_BACKUP_DIR"], "checkpoint")
+            for segment in range(300):
+                state.write_host(segment, 0, bytearray(b"%5000d" % segment))
+            state.save(folder)
+            other = State("others", [5000] * 300)
+            other.load(folder)
+            for segment in range(300):
+                got = bytearray(5000)
+                other.read_host(segment, 0, got)
+                assert got == b"%5000d" % segment, segment
+            """,
+            prelude=PRELUDE, TMS_DISK_BACKUP_DIR=self.folder,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_a_disk_that_changes_a_bit(self):
         done = child(
             """
