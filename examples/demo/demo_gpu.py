@@ -56,7 +56,12 @@ def emit(**event):
 def setup_torch():
     """PyTorch, as deterministic as it can be."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    import torch
+    try:
+        import torch
+    except ImportError as err:
+        raise DemoFailed(f"{sys.executable} has no PyTorch ({err}): name a Python that has it, make demo-gpu PYTHON=PATH") from err
+    if not torch.cuda.is_available():
+        raise DemoFailed("PyTorch finds no GPU: see nvidia-smi; make demo needs none")
 
     torch.use_deterministic_algorithms(True)
     torch.backends.cuda.matmul.allow_tf32 = False
