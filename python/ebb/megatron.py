@@ -15,12 +15,11 @@ GPU at any time, also while the optimizer is made.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
 import importlib
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from . import optim
 from ._errors import InvalidArgument, UnsafeConfiguration, WrongState
@@ -248,69 +247,75 @@ def _streamed_class(base: Any) -> Any:
         # The state of one parameter, which all of Megatron's kinds of checkpoints are made of.
 
         def _get_main_param_and_optimizer_states(self, model_param: Any) -> Dict[str, Any]:
-            with self._ebb_saving():
-                number, streamed = self._ebb_numbers[model_param], self.optimizer.streamed
-                shard = streamed._parameters()[number]
-                assert self._ebb_saved is not None
-                entry: Dict[str, Any] = self._ebb_saved.get(number, {})
-                tensors = {name: _fp32(streamed, shard, entry.get(name)) for name in _MOMENTS}
-                tensors["param"] = _fp32(streamed, shard, entry.get(_MASTER, shard.detach()))
-                return tensors
+            tensors: Dict[str, Any] = self._ebb_saving(lambda: self._ebb_get(model_param))
+            return tensors
+
+        def _ebb_get(self, model_param: Any) -> Dict[str, Any]:
+            number, streamed = self._ebb_numbers[model_param], self.optimizer.streamed
+            shard = streamed._parameters()[number]
+            assert self._ebb_saved is not None
+            entry: Dict[str, Any] = self._ebb_saved.get(number, {})
+            tensors = {name: _fp32(streamed, shard, entry.get(name)) for name in _MOMENTS}
+            tensors["param"] = _fp32(streamed, shard, entry.get(_MASTER, shard.detach()))
+            return tensors
 
         def _set_main_param_and_optimizer_states(self, model_param: Any, tensors: Dict[str, Any]) -> None:
-            with self._ebb_loading():
-                assert self._ebb_loaded is not None
-                number = self._ebb_numbers[model_param]
-                shard, value = self.optimizer.streamed._parameters()[number], tensors["param"].detach().reshape(-1)
-                entry = {name: tensors[name].detach().reshape(-1) for name in _MOMENTS}
-                if optim._needs_master(shard):
-                    entry[_MASTER] = value
-                else:
-                    shard.copy_(value)
-                self._ebb_loaded[number] = {"step": self.optimizer.steps, **entry}
+            self._ebb_loading(lambda: self._ebb_set(model_param, tensors))
 
-        @contextlib.contextmanager
-        def _ebb_saving(self, empty: bool = False) -> Iterator[None]:
+        def _ebb_set(self, model_param: Any, tensors: Dict[str, Any]) -> None:
+            assert self._ebb_loaded is not None
+            number = self._ebb_numbers[model_param]
+            shard, value = self.optimizer.streamed._parameters()[number], tensors["param"].detach().reshape(-1)
+            entry = {name: tensors[name].detach().reshape(-1) for name in _MOMENTS}
+            if optim._needs_master(shard):
+                entry[_MASTER] = value
+            else:
+                shard.copy_(value)
+            self._ebb_loaded[number] = {"step": self.optimizer.steps, **entry}
+
+        # Calls, and no contexts: what an interruption (Ctrl-C) left of one would be in the next checkpoint.
+
+        def _ebb_saving(self, call: Callable[[], Any], empty: bool = False) -> Any:
             """The state is read once for a checkpoint, to files. empty: not at all, it is about to be loaded."""
             if self._ebb_saved is not None:  # Megatron's methods call each other
-                yield
-                return
-            self._ebb_saved = {} if empty else self.optimizer.streamed.state_dict()["state"]
+                return call()
             try:
-                yield
+                self._ebb_saved = {} if empty else self.optimizer.streamed.state_dict()["state"]
+                return call()
             finally:
                 self._ebb_saved = None
 
-        @contextlib.contextmanager
-        def _ebb_loading(self) -> Iterator[None]:
+        def _ebb_loading(self, call: Callable[[], Any]) -> Any:
             """What comes of parameters is written when all is there, in one pass."""
             if self._ebb_loaded is not None:
-                yield
-                return
+                return call()
             loaded: Dict[int, Dict[str, Any]] = {}
-            self._ebb_loaded = loaded
-            try:
-                yield
-            finally:
-                self._ebb_loaded = None
             streamed = self.optimizer.streamed
-            if loaded:
+            try:
+                self._ebb_loaded = loaded
+                result = call()
                 missing = len(streamed._parameters()) - len(loaded)
-                if missing:
+                if loaded and missing:
                     raise InvalidArgument(
                         f"the checkpoint has no state of {missing} of {len(streamed._parameters())} parameters of this rank"
                     )
+            except BaseException:
+                if loaded:  # parameters of fp32 are those of the checkpoint, and the state is not
+                    streamed._torn = "a checkpoint was loaded in part: load it again, or another one"
+                raise
+            finally:
+                self._ebb_loaded = None
+            if loaded:
                 streamed.load_state_dict({"state": loaded, "param_groups": streamed._packed_groups()})
+            return result
 
         # What saves and loads.
 
         def sharded_state_dict(
             self, model_sharded_state_dict: Any = None, is_loading: bool = False, *arguments: Any, **options: Any
         ) -> Any:
-            with self._ebb_saving(empty=is_loading):
-                return super().sharded_state_dict(
-                    {} if model_sharded_state_dict is None else model_sharded_state_dict, is_loading, *arguments, **options
-                )
+            wanted, own = {} if model_sharded_state_dict is None else model_sharded_state_dict, super().sharded_state_dict
+            return self._ebb_saving(lambda: own(wanted, is_loading, *arguments, **options), empty=is_loading)
 
         def sharded_param_state_fsdp_dtensor(self, is_loading: bool = False) -> Any:
             raise InvalidArgument("ebb.megatron has no sharding type fsdp_dtensor: use dp_reshardable or fully_reshardable")
@@ -329,7 +334,7 @@ def _streamed_class(base: Any) -> Any:
             self.optimizer.streamed.take_parameters()
 
         def prepare_grads(self) -> bool:
-            if self.optimizer.streamed._behind is not None:
+            if self.optimizer.streamed.unfinished:
                 raise WrongState(
                     "a step failed and is not done: call step_with_ready_grads() again first. step() would scale and clip the "
                     "gradients once more"
@@ -346,8 +351,8 @@ def _streamed_class(base: Any) -> Any:
 
     def within(name: str, around: str) -> Any:
         def method(self: Any, *arguments: Any, **options: Any) -> Any:
-            with getattr(self, around)():
-                return getattr(super(StreamedDistributedOptimizer, self), name)(*arguments, **options)
+            own = getattr(super(StreamedDistributedOptimizer, self), name)
+            return getattr(self, around)(lambda: own(*arguments, **options))
 
         method.__name__ = name
         return method

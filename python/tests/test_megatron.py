@@ -3,6 +3,7 @@ the parts of its interface that are used stands for it. With megatron-core, on a
 PyTorch."""
 
 import contextlib
+import random
 import tempfile
 import types
 import unittest
@@ -10,6 +11,7 @@ from unittest import mock
 
 import ebb
 from support import DISK, Memory
+from test_optim_interrupted import Interruption
 
 try:
     import torch
@@ -205,6 +207,32 @@ class Megatron(Memory):
         twin = self.streamed(self.models())
         with self.assertRaisesRegex(ebb.InvalidArgument, "no state of 2 of 4"):
             twin.load_state_dict(saved)
+        with self.assertRaisesRegex(ebb.WrongState, "loaded in part"):
+            self.steps(twin, 1, 1)
+        twin.load_state_dict(source.sharded_state_dict({}))
+        self.steps(twin, 1, 1)
+
+    def test_an_interruption_leaves_nothing_of_a_checkpoint_for_the_next(self):
+        source, twin = self.streamed(self.models()), self.streamed(self.models())
+        self.steps(source, 0, 1)
+        saved = source.sharded_state_dict({})
+        for optimizer, call in ((source, lambda: source.sharded_state_dict({})), (twin, lambda: twin.load_state_dict(saved))):
+            nowhere = Interruption()
+            with nowhere:
+                call()
+            seen = [(place, time) for place, most in nowhere.seen.items() for time in {1, most}]
+            for place, time in random.sample(seen, 30):
+                with contextlib.suppress(KeyboardInterrupt), Interruption(place, time):
+                    call()
+                self.assertEqual((optimizer._ebb_saved, optimizer._ebb_loaded), (None, None), (place, time))
+        torch.set_grad_enabled(True)  # an interruption at the end of PyTorch's own no_grad() leaves it as it is inside
+        twin.load_state_dict(saved)
+        with torch.no_grad():
+            for mine, theirs in zip(twin.models, source.models):
+                mine.copy_(theirs)
+        for each in (source, twin):
+            self.steps(each, 1, 1)
+        self.same(source.models, twin.models)
 
     def test_groups_of_another_number(self):
         source = self.streamed(self.models())
