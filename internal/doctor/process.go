@@ -243,7 +243,7 @@ func (p *program) control(ctx context.Context) Finding {
 	const remedy = "ebb status says more; a process that is stopped or hangs does not answer"
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		return fail(remedy, "no answer in %v on %s", controlLimit, socket)
+		return fail(remedy, "no answer on %s in %v", socket, controlLimit)
 	case err != nil:
 		return fail(remedy, "no answer on %s: %s", socket, errorText(err))
 	}

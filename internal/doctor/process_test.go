@@ -131,7 +131,7 @@ func TestARankThatDoesNotAnswer(t *testing.T) {
 	t.Cleanup(func() { _ = l.Close() })
 	x := examination{system: system{root: "/"}}
 	p := &program{x: x, pid: os.Getpid(), dir: "/proc/self", getenv: launch.Lookup([]string{"EBB_RUNTIME_DIR=" + dir})}
-	expect(t, p.control(t.Context()), Fail, "no answer in 2s on "+dir, "ebb status says more")
+	expect(t, p.control(t.Context()), Fail, "no answer on "+dir, " in 2s", "ebb status says more")
 }
 
 func TestGlibcVersions(t *testing.T) {
