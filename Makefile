@@ -124,7 +124,7 @@ test-long: build ## long forms of the random and kill tests; prints their seeds
 	$(GO) test -race -count=1 -timeout 30m -v -skip '$(SWEEPS)' $(GO_LONG) 2>&1 | scripts/summarise-tests.sh
 	$(GO) test -count=1 -timeout 30m -v -run '$(SWEEPS)' ./internal/engine 2>&1 | scripts/summarise-tests.sh
 	$(GO) test -count=1 -timeout 40m -v ./test/e2e 2>&1 | scripts/summarise-tests.sh
-	$(PYTHON) scripts/check_python.py test_optim_order
+	$(PYTHON) scripts/check_python.py test_optim_order test_optim_interrupted
 	$(MAKE) test-clusters
 	@echo "make test-long: all passed"
 

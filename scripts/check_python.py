@@ -120,7 +120,7 @@ def main():
     good = compiles()
     for python in interpreters():
         good = unit_tests(python) and good
-    good = optimizer_tests("test_optim", "test_optim_order", "test_megatron") and good
+    good = optimizer_tests("test_optim", "test_optim_order", "test_optim_interrupted", "test_megatron") and good
     good = installs() and good
     return 0 if good else 1
 

@@ -292,16 +292,19 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
     def _prefetch_early(self) -> None:
         """prefetch() amid a backward, on whatever thread: without a wait for the step, and without an error: what is
         wrong the step tells."""
-        if not self._lock.acquire(blocking=False):
-            return
+        entered: List[bool] = []
         try:
+            self._enter_now(entered)
+            if entered != [True]:
+                return
             self._hooks.armed = False
             if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 return  # memory cannot be made now; and a graph that is replayed calls nothing of this
             with contextlib.suppress(Error, RuntimeError):
                 self.prefetch()
         finally:
-            self._lock.release()
+            if entered == [True]:
+                self._lock.release()
 
     def _tell_of_changes(self, step: "_Step") -> None:
         """Warns of parameters that others changed and whose masters, which the step updates, know nothing of it. Once."""
@@ -664,6 +667,11 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             )
         return self._lock
 
+    def _enter_now(self, entered: List[bool]) -> None:
+        """Takes the lock where no other thread has it: `entered` tells. That is one call into C: where an interruption
+        (Ctrl-C) comes, the list tells what became of it."""
+        entered.extend(map(self._lock.acquire, (False,)))
+
     def _make_state(self) -> State:
         with _device.current(torch, self._device):  # a state is made for the current device
             return State(self._state_name, self._segment_bytes)
@@ -706,19 +714,23 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
 
     def _release_for_pause(self) -> None:
         """release(), where nothing is under way and nothing would be lost."""
-        if self._process == os.getpid() and self._lock.acquire(blocking=False):
-            try:
-                if self._at_work:
-                    return
-                if self._slots is not None and self._slots.has_new():
-                    with contextlib.suppress(Error):  # values whose write fails again stay on the GPU
-                        _check_not_paused()  # parameters are set, too
-                        self._slots.look_for_pauses()
-                        self._slots.write_again()
-                        self._slots.settle()
-                if self._slots is not None and not self._slots.has_new():
-                    self.release()
-            finally:
+        if self._process != os.getpid():
+            return
+        entered: List[bool] = []
+        try:
+            self._enter_now(entered)
+            if entered != [True] or self._at_work:
+                return
+            if self._slots is not None and self._slots.has_new():
+                with contextlib.suppress(Error):  # values whose write fails again stay on the GPU
+                    _check_not_paused()  # parameters are set, too
+                    self._slots.look_for_pauses()
+                    self._slots.write_again()
+                    self._slots.settle()
+            if self._slots is not None and not self._slots.has_new():
+                self.release()
+        finally:
+            if entered == [True]:
                 self._lock.release()
 
     def _directory(self) -> str:

@@ -2,7 +2,7 @@
 and nothing is left behind: memory, files, locks, settings of the thread.
 
 Python looks for signals when a function is entered, after a call, and when a loop begins again. At such places of
-the package an interruption is raised: at some of them, or with EBB_TEST_LONG=1 at all. EBB_TEST_SEED repeats a choice.
+the package an interruption is raised: at a few of them, or with EBB_TEST_LONG=1 at many. EBB_TEST_SEED repeats a choice.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ if torch is not None:
     import ebb.optim
 
 SEED = os.environ.get("EBB_TEST_SEED")
-PLACES = None if os.environ.get("EBB_TEST_LONG") else 5
+PLACES = 100 if os.environ.get("EBB_TEST_LONG") else 5
 FILES = (os.path.dirname(ebb.__file__) + os.sep, contextlib.__file__)
 
 
@@ -149,7 +149,7 @@ class Interrupted(Streamed):
         nowhere = Interruption()
         self.interrupted(nowhere, action, before, managed=True)
         times = [(place, time) for place, most in nowhere.seen.items() for time in {1, self.chance.randint(1, most), most}]
-        for place, time in times if PLACES is None else self.chance.sample(times, PLACES):
+        for place, time in self.chance.sample(times, min(PLACES, len(times))):
             managed = self.chance.random() < 0.5
             with self.subTest(f"EBB_TEST_SEED={seed}", place=place, time=time, managed=managed):
                 self.interrupted(Interruption(place, time), action, before, managed)
