@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -9,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/filesys"
 )
 
 // openIn lists this process's descriptors of files and directories at or below a path.
@@ -118,5 +121,35 @@ func TestADescriptorThatBecameTheProgramsIsLeftAlone(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// A kernel makes the file before it refuses the flag. When the process has no descriptor left just then, and the
+// store gives up one of its own, the file is the one that was made.
+func TestAFileThatAnOpenLeftBehindIsTheOneThatIsUsed(t *testing.T) {
+	sys, dirs := filesys.NewFaults(filesys.Kernel{}), []string{t.TempDir(), t.TempDir()}
+	s := New(Options{BlockBytes: testBlock, System: sys, Dirs: func() []string { return dirs }, Name: func(seq uint64) string { return fmt.Sprintf("%d.bak", seq) }})
+	b, err := s.Open(1, 2*testBlock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sys.Set("open:2:nodirect,open:3:EMFILE"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Reserve(); err != nil || sys.Hits() != 2 {
+		t.Fatalf("%v; %d calls failed", err, sys.Hits())
+	}
+	for _, dir := range dirs {
+		if list, err := os.ReadDir(dir); err != nil || len(list) != 1 {
+			t.Errorf("in %s: %v, %v", dir, list, err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, dir := range dirs {
+		if list, err := os.ReadDir(dir); err != nil || len(list) != 0 {
+			t.Errorf("left in %s: %v, %v", dir, list, err)
+		}
 	}
 }

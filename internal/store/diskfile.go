@@ -116,7 +116,8 @@ func (s *Store) give(d *directory, n int64) {
 	s.bytes.Add(-n)
 }
 
-// openNew makes the file under a name that no file has yet.
+// openNew makes the file under a name that no file has yet, or opens the one that it made in an earlier call
+// which failed.
 func (s *Store) openNew(f *diskFile) (fd int, direct bool, err error) {
 	dir, err := f.dir.handle(s.sys)
 	if err != nil {
@@ -131,11 +132,16 @@ func (s *Store) openNew(f *diskFile) (fd int, direct bool, err error) {
 	// Names carry this process's identity; those taken are of another store in the process, or
 	// were put there by someone. The bound is for a Name that ignores its argument.
 	for range 1000 {
-		f.name = s.options.Name(s.named.Add(1) - 1)
-		if direct = !f.dir.buffered.Load(); direct {
-			err = open(unix.O_EXCL | unix.O_DIRECT)
+		excl := unix.O_EXCL
+		if f.made {
+			excl = 0
 		} else {
-			err = open(unix.O_EXCL)
+			f.name = s.options.Name(s.named.Add(1) - 1)
+		}
+		if direct = !f.dir.buffered.Load(); direct {
+			err = open(excl | unix.O_DIRECT)
+		} else {
+			err = open(excl)
 		}
 		if direct && refusesDirect(err) {
 			f.dir.goBuffered("open", err)

@@ -48,6 +48,8 @@ func (b *backing) sweep() {
 		_ = b.clean()
 	case b.giveUp() == nil:
 		b.store.released(b)
+	default: // of host memory, too
+		b.store.litter.Store(true)
 	}
 }
 

@@ -90,3 +90,24 @@ func TestHostMemoryNotFreed(t *testing.T) {
 		t.Errorf("close: %v, usage %+v", err, s.Usage())
 	}
 }
+
+// TestHostMemoryThatIsNotFreedTwice: what nobody has any more is tried again until it is free.
+func TestHostMemoryThatIsNotFreedTwice(t *testing.T) {
+	fail := errors.New("not now")
+	s := store.New(store.Options{BlockBytes: storetest.Block, Alloc: func(n uint64) (store.Extent, error) {
+		return store.Plain(make([]byte, n), func() error { return fail }), nil
+	}})
+	b := backing(t, s, storetest.Block)
+	if err := b.Release(); !errors.Is(err, fail) {
+		t.Errorf("release: %v", err)
+	}
+	s.Retry()
+	fail = nil
+	s.Retry()
+	if u := s.Usage(); u.HostBytes != 0 {
+		t.Errorf("usage %+v", u)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
