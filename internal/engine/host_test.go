@@ -309,6 +309,50 @@ func (w *whileReached) HostDevicePointer(p unsafe.Pointer) (mem.Addr, error) {
 	return w.Driver.HostDevicePointer(p)
 }
 
+// A wait that fails leaves copies under way. They are waited for before the snapshots that they read and write are
+// given back.
+func TestASnapshotIsGivenBackWhenNothingUsesItAnyMore(t *testing.T) {
+	r, list := hostRig(t)
+	r.bySnapshot()
+	free := [2]uint64{r.free(0), r.free(1)}
+	w := &refusesToWait{Driver: r.drv}
+	r.drv = w
+	_, err := r.Pause(nil, r.set)
+	r.drv = w.Driver
+	if !device.IsCode(err, device.CodeUnknown) || w.copies.Load() == 0 {
+		t.Fatalf("got %v after %d copies", err, w.copies.Load())
+	}
+	if r.free(0) != free[0] || r.free(1) != free[1] {
+		t.Errorf("free before: %v, after: %d and %d", free, r.free(0), r.free(1))
+	}
+	r.holds(list...)
+	r.pause()
+	r.resume()
+	r.holds(list...)
+}
+
+// refusesToWait is the driver, and does not wait the first time after a copy to the host.
+type refusesToWait struct {
+	device.Driver
+	copies atomic.Int64
+	once   sync.Once
+}
+
+func (w *refusesToWait) CopyToHost(dst unsafe.Pointer, src mem.Addr, n uint64, s device.Stream) error {
+	w.copies.Add(1)
+	return w.Driver.CopyToHost(dst, src, n, s)
+}
+
+func (w *refusesToWait) StreamSynchronize(s device.Stream) (err error) {
+	if w.copies.Load() > 0 {
+		w.once.Do(func() { err = &device.Error{Call: "cuStreamSynchronize", Code: device.CodeUnknown, Name: "CUDA_ERROR_UNKNOWN"} })
+	}
+	if err != nil {
+		return err
+	}
+	return w.Driver.StreamSynchronize(s)
+}
+
 // A defect of ebb in the midst of a copy fails the pause, and leaves no snapshot on the device.
 func TestAPanicLeavesNoSnapshot(t *testing.T) {
 	r, list := hostRig(t)
