@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -19,6 +20,8 @@ import (
 type hostMemory struct {
 	mu     sync.Mutex // guards the fields below; held while the arena is made
 	arena  *hostmem.Arena
+	none   bool   // disk backups take no more of it now; see goWithoutHost
+	said   bool   // that they went without
 	asked  bool   // budget was set
 	budget uint64 // bytes of host memory for disk backups
 	why    string // how it was chosen; "": it was given
@@ -141,6 +144,9 @@ func (e *Engine) checkHost(set []*alloc.Allocation) error {
 func (e *Engine) hostBudget() uint64 {
 	e.host.mu.Lock()
 	defer e.host.mu.Unlock()
+	if e.host.none {
+		return 0
+	}
 	if e.host.asked {
 		return e.host.budget
 	}
@@ -166,6 +172,27 @@ func (e *Engine) hostBudget() uint64 {
 	e.host.budget, e.host.why = verdict.Bytes, verdict.String()
 	e.log.Printf("host memory for disk backups, before the disk: %s", e.host.why)
 	return e.host.budget
+}
+
+// goWithoutHost has disk backups take no more host memory until goWithHost, since a pause of the set failed with err
+// for want of it: it was promised, as the host has it, and then could not be brought in or pinned.
+func (e *Engine) goWithoutHost(set []*alloc.Allocation, err error) {
+	e.host.mu.Lock()
+	defer e.host.mu.Unlock()
+	e.host.none = true
+	onDisk := func(a *alloc.Allocation) bool { return a.Backup == alloc.BackupDisk }
+	if e.host.said || e.host.budget == 0 || !slices.ContainsFunc(set, onDisk) {
+		return
+	}
+	e.host.said = true
+	e.log.Printf("host memory within the budget for disk backups cannot be had, and they go to disk instead: %v (a smaller budget spares the attempt: --offload-train-host-mb, EBB_HOST_MB)", err)
+}
+
+// goWithHost ends what goWithoutHost began.
+func (e *Engine) goWithHost() {
+	e.host.mu.Lock()
+	defer e.host.mu.Unlock()
+	e.host.none = false
 }
 
 // HostStatus is the host memory of backups.

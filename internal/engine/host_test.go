@@ -345,7 +345,9 @@ func (w *refusesToWait) CopyToHost(dst unsafe.Pointer, src mem.Addr, n uint64, s
 
 func (w *refusesToWait) StreamSynchronize(s device.Stream) (err error) {
 	if w.copies.Load() > 0 {
-		w.once.Do(func() { err = &device.Error{Call: "cuStreamSynchronize", Code: device.CodeUnknown, Name: "CUDA_ERROR_UNKNOWN"} })
+		w.once.Do(func() {
+			err = &device.Error{Call: "cuStreamSynchronize", Code: device.CodeUnknown, Name: "CUDA_ERROR_UNKNOWN"}
+		})
 	}
 	if err != nil {
 		return err
@@ -455,6 +457,55 @@ func TestDiskBackupsFillTheHostBudgetFirst(t *testing.T) {
 }
 
 // A budget in which no block has room is used for nothing, which is said.
+// Host memory that is promised and then cannot be pinned fails no pause that has a disk.
+func TestDiskBackupsGoToDiskWhereHostMemoryCannotBePinned(t *testing.T) {
+	r := newRigWith(t, Config{ChunkBytes: 1 << 20, HostBytes: 8 << 20, HostArena: true})
+	a := r.make(1<<20, 0, disk("x"))
+	if res := r.pause(); res.HostBytes != 1<<20 {
+		t.Fatalf("%+v", res)
+	}
+	r.resume()
+	b, p := r.make(4<<20, 0, disk("x")), r.make(1<<20, 0, pinned("x"))
+	r.fault("cuMemHostRegister:2:2") // one of the pieces that b and p need
+	for range 2 {
+		r.pause()
+		r.resume()
+		r.holds(a, b, p)
+		for _, one := range []*array{a, b, p} {
+			r.fill(one, len(one.want))
+		}
+	}
+	if n := strings.Count(r.logged(), "go to disk instead"); n != 1 {
+		t.Errorf("it is said %d times:\n%s", n, r.logged())
+	}
+	r.fault("")
+	c := r.make(1<<20, 0, disk("y"))
+	if res := r.pause("y"); res.HostBytes != 1<<20 {
+		t.Errorf("where it can be had again: %+v", res)
+	}
+	r.resume()
+	r.holds(a, b, c, p)
+}
+
+// A backup of which nothing was needed so far does not show that its memory is missing. When it does, another is made.
+func TestHostMemoryThatIsMissedLate(t *testing.T) {
+	r := newRigWith(t, Config{ChunkBytes: 1 << 20, HostArena: true})
+	a := r.make(1<<20, 0, pinned("x"))
+	unused := r.set
+	unused.Unused = []mem.Range{{Addr: a.addr, Bytes: 1 << 20}}
+	r.fault("cuMemHostRegister:1:2")
+	_, err := r.Pause(nil, unused)
+	check(t, err)
+	r.eventually(func() bool { return r.host.arena.Usage().Held == 0 })
+	r.fault("")
+	r.resume()
+	r.fill(a, len(a.want))
+	r.pause()
+	r.reads(a, 0, len(a.want))
+	r.resume()
+	r.holds(a)
+}
+
 func TestABudgetBelowABlockIsSaid(t *testing.T) {
 	r := newRigWith(t, Config{ChunkBytes: 4 << 20, HostBytes: 4096})
 	a := r.make(2<<20, 0, disk("x"))

@@ -51,6 +51,11 @@ func (e *Engine) Pause(tags []string, s Settings) (res Result, err error) {
 	o.begins(set)
 	p := &watch{last: start, teller: o}
 	set, t, err := e.save(set, s, p)
+	if errors.Is(err, store.ErrPromised) {
+		e.goWithoutHost(set, err)
+		set, t, err = e.save(set, s, p)
+		e.goWithHost()
+	}
 	if err != nil {
 		e.closeWindows(set)
 		e.table.Settle(set, alloc.Active)
@@ -268,12 +273,12 @@ func (e *Engine) openBackings(set []*alloc.Allocation) (held []store.Backing, fr
 	return held, fresh, nil
 }
 
-// giveUp releases backings after a pause failed: those made for it, and after an I/O error all
-// of the set, so that the next pause makes them anew, perhaps on another disk. The memory is
-// active and loses nothing.
+// giveUp releases backings after a pause failed: those made for it, and after an I/O error, or for want of host
+// memory that one of them was promised, all of the set, so that the next pause makes them anew, perhaps on another
+// disk. The memory is active and loses nothing.
 func (e *Engine) giveUp(err error, fresh, set []*alloc.Allocation) error {
 	e.drain()
-	if errors.Is(err, store.ErrIO) || errors.Is(err, store.ErrLost) || errors.Is(err, filesys.ErrHang) {
+	if errors.Is(err, store.ErrIO) || errors.Is(err, store.ErrLost) || errors.Is(err, store.ErrPromised) || errors.Is(err, filesys.ErrHang) {
 		fresh = set
 	}
 	return filesys.Also(err, e.releaseBackings(fresh))

@@ -37,7 +37,7 @@ type Backing interface {
 	// from, so that Memory will give it; others go through WriteBlock and ReadBlock.
 	Direct(off uint64) bool
 	// Memory is that host memory, nil for a block that is not Direct. It waits until the memory
-	// is there; the error says why it cannot be. A user that writes to it directly marks the
+	// is there; the error, ErrPromised, says why it cannot be. A user that writes to it directly marks the
 	// block absent before, and stored after. Valid from Reserve to Release.
 	Memory(off uint64) ([]byte, error)
 	// Commit is called after the last write: no block may be absent (ErrAbsent names the first
@@ -177,7 +177,11 @@ func (b *backing) memory(e *blockEntry, n uint64) ([]byte, error) {
 	if extent == nil {
 		return nil, errNoRoom
 	}
-	return extent.Bytes(uint64(e.place.at), n)
+	memory, err := extent.Bytes(uint64(e.place.at), n)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrPromised, err)
+	}
+	return memory, nil
 }
 
 func (b *backing) readFile(e *blockEntry, f *diskFile, p []byte) error {

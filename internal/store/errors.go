@@ -20,6 +20,7 @@ var (
 	ErrIO       = errors.New("I/O error")
 	ErrLost     = errors.New("backup file is gone, replaced or cut") // by someone else
 	ErrNoMemory = errors.New("the backing is not in host memory")
+	ErrPromised = errors.New("host memory that was promised cannot be had") // the backing is to be released
 )
 
 // errNoRoom is a block call on a backing that has taken no room.
