@@ -54,6 +54,21 @@ var modelFaults = []struct {
 	{file: "fallocate:%d:ENOSPC", most: 2}, {file: "fstatat:%d:EIO", most: 2},
 }
 
+// failing has one operation of what is done next fail, or none. The name is that of the operation.
+func (r *rig) failing(t *rapid.T) (name string) {
+	if rapid.Bool().Draw(t, "nothing fails") {
+		return ""
+	}
+	f := rapid.SampledFrom(modelFaults).Draw(t, "operation")
+	n := rapid.IntRange(1, f.most).Draw(t, "number")
+	if f.driver != "" {
+		r.fault(fmt.Sprintf(f.driver, n))
+		return f.driver
+	}
+	check(r.t, r.sys.Set(fmt.Sprintf(f.file, n)))
+	return f.file
+}
+
 // Any sequence of allocations, frees, writes, pauses and resumes, of which any may fail, keeps every
 // byte. The model is the list of arrays with what each must hold; content is checked whenever memory is
 // active. Writes leave zeros and unchanged blocks, so that blocks are skipped for every reason there
@@ -93,20 +108,6 @@ func TestAnySequenceOfCallsKeepsEveryByte(t *testing.T) {
 			return []string{tag}
 		}
 		matches := func(e *entry, tags []string) bool { return tags == nil || e.reg.Tag == tags[0] }
-		// failing has one operation of what is done next fail, or none. The name is that of the operation.
-		failing := func(t *rapid.T) (name string) {
-			if rapid.Bool().Draw(t, "nothing fails") {
-				return ""
-			}
-			f := rapid.SampledFrom(modelFaults).Draw(t, "operation")
-			n := rapid.IntRange(1, f.most).Draw(t, "number")
-			if f.driver != "" {
-				r.fault(fmt.Sprintf(f.driver, n))
-				return f.driver
-			}
-			check(r.t, r.sys.Set(fmt.Sprintf(f.file, n)))
-			return f.file
-		}
 		// ended takes the fault away. The error is true when what was done failed of it.
 		ended := func(name string, err error) bool {
 			r.fault("")
@@ -194,7 +195,7 @@ func TestAnySequenceOfCallsKeepsEveryByte(t *testing.T) {
 						dead = e
 					}
 				}
-				name := failing(t)
+				name := r.failing(t)
 				res, err := r.Pause(tags, set)
 				if ended(name, err) && Code(err) != CodePartial {
 					if broken = true; !rapid.Bool().Draw(t, "again") {
@@ -233,7 +234,7 @@ func TestAnySequenceOfCallsKeepsEveryByte(t *testing.T) {
 				tags := tags(t)
 				set := r.set
 				set.RetainCPU = rapid.Bool().Draw(t, "retain")
-				name := failing(t)
+				name := r.failing(t)
 				_, err := r.Resume(tags, set)
 				if ended(name, err) {
 					return // all of it is still paused

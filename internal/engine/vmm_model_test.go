@@ -50,6 +50,7 @@ type model struct {
 	owner
 	base    mem.Addr
 	objects []*modelObject
+	failed  map[string]int // operations, by name
 }
 
 func (m *model) mappings() (all []*modelMapping) {
@@ -99,19 +100,23 @@ func (m *model) move(t *rapid.T, dev int, addr mem.Addr, p []byte, toDevice bool
 	}
 }
 
-// Any sequence of the driver's calls by owners, on two devices and mixed with pauses, resumes and
-// reads, answers as the driver would, and keeps every byte at every address.
+// Any sequence of the driver's calls by owners, on two devices and mixed with pauses and resumes, of which any may
+// fail, and reads, answers as the driver would, and keeps every byte at every address.
 func TestAnySequenceOfOwnersCallsKeepsEveryByte(t *testing.T) {
 	setChecks(t, 300, 10000)
 	o := newOwner(t)
 	base := o.reserve(slots * grain)
 	free := [2]uint64{o.free(0), o.free(1)}
 	regions := []Region{disk("a"), disk("b"), pinned("a"), mmap("b"), none("a")}
+	failed := map[string]int{}
 	rapid.Check(t, func(t *rapid.T) {
-		m := &model{owner: o, base: base}
+		m := &model{owner: o, base: base, failed: failed}
 		defer m.end(t, free)
 		t.Repeat(m.actions(regions))
 	})
+	if !t.Failed() && len(failed) == 0 {
+		t.Error("nothing failed")
+	}
 }
 
 func (m *model) actions(regions []Region) map[string]func(*rapid.T) {
@@ -294,17 +299,21 @@ func (m *model) actions(regions []Region) map[string]func(*rapid.T) {
 		},
 		"pause": func(t *rapid.T) {
 			tags := tags(t)
-			if _, err := m.Pause(tags, m.set); err != nil && Code(err) != CodeUnknownTag {
-				t.Fatal(err)
-			}
+			failed := m.ends(t, m.failing(t), func() error { _, err := m.Pause(tags, m.set); return err })
 			for _, o := range m.objects {
-				o.paused = o.paused || matches(o, tags) && !o.kept
+				switch {
+				case o.paused || o.kept || !matches(o, tags):
+				case failed == nil:
+					o.paused = true
+				case Code(failed) == CodePartial:
+					o.paused = m.table.State(m.table.Object(o.handle)) == alloc.Paused
+				}
 			}
 		},
 		"resume": func(t *rapid.T) {
 			tags := tags(t)
-			if _, err := m.Resume(tags, m.set); err != nil && Code(err) != CodeUnknownTag {
-				t.Fatal(err)
+			if m.ends(t, m.failing(t), func() error { _, err := m.Resume(tags, m.set); return err }) != nil {
+				return // all of it is still paused
 			}
 			for _, o := range m.objects {
 				if o.paused && matches(o, tags) {
@@ -315,6 +324,23 @@ func (m *model) actions(regions []Region) map[string]func(*rapid.T) {
 		},
 		"": m.agrees,
 	}
+}
+
+// ends does something of which an operation fails, and takes the fault away. The error is that of the operation.
+func (m *model) ends(t *rapid.T, fails string, do func() error) error {
+	err := do()
+	m.fault("")
+	check(m.t, m.sys.Set(""))
+	if Code(err) == CodeUnknownTag {
+		return nil // nothing has one of the tags
+	}
+	if err != nil {
+		if fails == "" {
+			t.Fatal(err)
+		}
+		m.failed[fails]++
+	}
+	return err
 }
 
 // agrees compares what the engine and the devices say with the model.
@@ -352,6 +378,7 @@ func (m *model) end(t *rapid.T, free [2]uint64) {
 			t.Fatal(err)
 		}
 	}
+	m.tryAgain() // what the driver did not take when it was freed
 	if now := [2]uint64{m.free(0), m.free(1)}; now != free || len(m.files()) > 0 {
 		t.Fatalf("%v bytes are free, %v at first; files %v", now, free, m.files())
 	}
