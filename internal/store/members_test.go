@@ -395,3 +395,35 @@ func TestBlocksThatAreNotWritten(t *testing.T) {
 		w.finish(t)
 	}
 }
+
+// One file is gone and another disk cannot be asked about its own: the backing is as it was, until it can.
+func TestALostFileBesideADiskThatFails(t *testing.T) {
+	sys, dirs := filesys.NewFaults(filesys.Kernel{}), []string{t.TempDir(), t.TempDir()}
+	s := New(Options{BlockBytes: testBlock, System: sys, Dirs: func() []string { return dirs }, Name: func(seq uint64) string { return fmt.Sprintf("%d.bak", seq) }})
+	b, err := s.Open(1, 2*testBlock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Reserve(); err != nil {
+		t.Fatal(err)
+	}
+	lost := fileOf(b)
+	if err := os.Remove(lost); err != nil {
+		t.Fatal(err)
+	}
+	if err := sys.Set("fstatat:2:EIO"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Reserve(); !errors.Is(err, ErrIO) {
+		t.Errorf("reserve: %v", err)
+	}
+	if got := b.Where(0); !strings.Contains(got, lost) {
+		t.Errorf("the first block is at %s", got)
+	}
+	if err := b.Reserve(); err != nil || fileOf(b) == lost {
+		t.Errorf("reserve, when nothing fails: %v; the first block is at %s", err, b.Where(0))
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}

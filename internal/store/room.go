@@ -62,8 +62,10 @@ func (b *backing) reserve() error {
 }
 
 // findLost drops the files that are gone (launchers empty the directory of a live process) or that
-// somebody else changed: they hold the only copy of blocks that are not written again.
+// somebody else changed: they hold the only copy of blocks that are not written again. On an error it has
+// dropped none, since blocks have their places in them.
 func (b *backing) findLost() (lost bool, err error) {
+	var gone []*member
 	for i := range b.members {
 		m := &b.members[i]
 		if m.file == nil {
@@ -73,16 +75,18 @@ func (b *backing) findLost() (lost bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		if intact {
-			continue
+		if !intact {
+			gone = append(gone, m)
 		}
+	}
+	for _, m := range gone {
 		if b.blocks.anyStored() {
 			b.store.warn(m.dir, "lost", "%s: the file was removed or changed by someone else; it is made again", m.file.path())
 		}
 		b.litter = append(b.litter, m.file)
-		m.file, lost = nil, true
+		m.file = nil
 	}
-	return lost, nil
+	return len(gone) > 0, nil
 }
 
 // take gives every block a place: the first ones in host memory, as many as there is memory for,
