@@ -316,6 +316,7 @@ func TestASnapshotIsGivenBackWhenNothingUsesItAnyMore(t *testing.T) {
 	r.bySnapshot()
 	free := [2]uint64{r.free(0), r.free(1)}
 	w := &refusesToWait{Driver: r.drv}
+	w.begun.Store(true)
 	r.drv = w
 	_, err := r.Pause(nil, r.set)
 	r.drv = w.Driver
@@ -331,15 +332,65 @@ func TestASnapshotIsGivenBackWhenNothingUsesItAnyMore(t *testing.T) {
 	r.holds(list...)
 }
 
-// refusesToWait is the driver, and does not wait the first time after a copy to the host.
+// Nor is memory unmapped to which copies are under way: the worker that they are of waits for them, too, whatever
+// becomes of the engine's own wait.
+func TestMemoryOfAResumeThatFailedIsUnmappedWhenNothingUsesItAnyMore(t *testing.T) {
+	r, list := hostRig(t)
+	w := &refusesToWait{Driver: r.drv, alone: true}
+	w.unmaps = func() {
+		if !w.waited.Load() {
+			t.Error("memory is unmapped while copies are under way")
+		}
+	}
+	r.drv = w
+	r.pause()
+	w.begun.Store(true)
+	_, err := r.Resume(nil, r.set)
+	r.drv = w.Driver
+	if !device.IsCode(err, device.CodeUnknown) || w.copies.Load() == 0 {
+		t.Fatalf("got %v after %d copies", err, w.copies.Load())
+	}
+	r.resume()
+	r.holds(list...)
+}
+
+// refusesToWait is the driver, and once it has begun does not wait the first time after a copy between host and device.
 type refusesToWait struct {
 	device.Driver
-	copies atomic.Int64
-	once   sync.Once
+	begun   atomic.Bool
+	copies  atomic.Int64
+	once    sync.Once
+	refused atomic.Uintptr // the stream
+	waited  atomic.Bool    // for that one, since
+	alone   bool           // from then on no device can be waited for as a whole
+	unmaps  func()         // called when memory is unmapped after the refusal
+}
+
+func (w *refusesToWait) CopyToDevice(dst mem.Addr, src unsafe.Pointer, n uint64, s device.Stream) error {
+	if w.begun.Load() {
+		w.copies.Add(1)
+	}
+	return w.Driver.CopyToDevice(dst, src, n, s)
+}
+
+func (w *refusesToWait) Synchronize() error {
+	if w.alone && w.refused.Load() != 0 {
+		return &device.Error{Call: "cuCtxSynchronize", Code: device.CodeUnknown, Name: "CUDA_ERROR_UNKNOWN"}
+	}
+	return w.Driver.Synchronize()
+}
+
+func (w *refusesToWait) MemUnmap(addr mem.Addr, n uint64) error {
+	if w.unmaps != nil && w.refused.Load() != 0 {
+		w.unmaps()
+	}
+	return w.Driver.MemUnmap(addr, n)
 }
 
 func (w *refusesToWait) CopyToHost(dst unsafe.Pointer, src mem.Addr, n uint64, s device.Stream) error {
-	w.copies.Add(1)
+	if w.begun.Load() {
+		w.copies.Add(1)
+	}
 	return w.Driver.CopyToHost(dst, src, n, s)
 }
 
@@ -347,12 +398,17 @@ func (w *refusesToWait) StreamSynchronize(s device.Stream) (err error) {
 	if w.copies.Load() > 0 {
 		w.once.Do(func() {
 			err = &device.Error{Call: "cuStreamSynchronize", Code: device.CodeUnknown, Name: "CUDA_ERROR_UNKNOWN"}
+			w.refused.Store(uintptr(s))
 		})
 	}
 	if err != nil {
 		return err
 	}
-	return w.Driver.StreamSynchronize(s)
+	err = w.Driver.StreamSynchronize(s)
+	if w.refused.Load() == uintptr(s) {
+		w.waited.Store(true)
+	}
+	return err
 }
 
 // A defect of ebb in the midst of a copy fails the pause, and leaves no snapshot on the device.

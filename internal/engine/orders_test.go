@@ -165,7 +165,7 @@ func (o *orders) sequence(t *rapid.T) {
 		var driver, files []string
 		o.clear("")
 		faulty, spoils, spoilsReads = false, false, false
-		waits := false
+		waits, contexts := false, false
 		for range rapid.IntRange(1, 3).Draw(t, "faults") {
 			faulty = true
 			number := 1 + even(t, "number", 1<<even(t, "late", 5))
@@ -176,10 +176,19 @@ func (o *orders) sequence(t *rapid.T) {
 			}
 			switch kind := rapid.IntRange(0, 9).Draw(t, "kind"); {
 			case kind < 4:
-				driver = append(driver, fmt.Sprintf("%s:%s:%d", rapid.SampledFrom(driverFaults).Draw(t, "call"), at, rapid.SampledFrom([]int{2, 999}).Draw(t, "error")))
+				call := rapid.SampledFrom(driverFaults).Draw(t, "call")
+				if strings.HasPrefix(call, "cuCtx") {
+					if waits {
+						continue
+					}
+					contexts = true
+				}
+				driver = append(driver, fmt.Sprintf("%s:%s:%d", call, at, rapid.SampledFrom([]int{2, 999}).Draw(t, "error")))
 				o.leaky = o.leaky || strings.HasPrefix(driver[len(driver)-1], "cuMemUnmap") && o.snapshot
-			case kind == 4 && !waits:
-				waits = true // what was submitted and not waited for runs later, which no driver does after an error
+			case kind == 4 && !waits && !contexts:
+				// Together with others of its kind, or where no context can be made current to wait again: what was submitted
+				// runs when its memory is gone, which no driver does after an error.
+				waits = true
 				driver = append(driver, fmt.Sprintf("%s:%s:999", rapid.SampledFrom(waitFaults).Draw(t, "call"), strings.TrimSuffix(at, "+")))
 			default:
 				list := fileFaults

@@ -187,19 +187,13 @@ func (p *Pool) possible(way Way, work Work) (Way, error) {
 }
 
 // dropSnapshots gives all of the workers' snapshots back at the end of an operation. An error is added to one that
-// is there, after which copies may be under way that nobody has waited for.
+// is there.
 func (p *Pool) dropSnapshots(err *error) {
-	failed := *err != nil
 	e := p.each(len(p.workers), func(_ int, w *worker) error {
 		if len(w.snapshots) == 0 {
 			return nil
 		}
-		return w.safely(func() error {
-			if failed {
-				w.drain()
-			}
-			return w.dropSnapshots()
-		})
+		return w.safely(w.dropSnapshots)
 	})
 	if *err == nil && e != nil {
 		*err = fmt.Errorf("give back a worker's device memory: %w", e)

@@ -240,6 +240,7 @@ func (w *worker) guard(j job) error {
 	w.ahead = nil
 	if err != nil {
 		j.queues.stop.Store(true)
+		w.drain() // a wait that failed has waited for nothing, and what the work uses may be given back next
 	}
 	return err
 }
