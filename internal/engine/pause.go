@@ -116,14 +116,18 @@ func (e *Engine) refuseUnmanaged(s Settings) error {
 
 // save brings all bytes of the set into its backings, or gives back what it took of host memory
 // and disk. The set is in Pausing. rest is what of it is still the pause's: memory from which a write of streamed state
-// failed meanwhile is its owner's again.
+// failed meanwhile is its owner's again. A defect of ebb is an error, too: whoever frees memory waits until it has left
+// Pausing.
 func (e *Engine) save(set []*alloc.Allocation, s Settings, p *watch) (rest []*alloc.Allocation, t *transfer, err error) {
+	rest = set
+	defer caught(&err)
 	if s.CaptureActive { // waiting for the device would invalidate it
 		return set, nil, ErrCapture
 	}
 	if set, err = e.awaitRequests(set); err != nil {
 		return set, nil, err
 	}
+	rest = set
 	if err := e.synchronizeAll(); err != nil {
 		return set, nil, err
 	}
@@ -140,6 +144,7 @@ func (e *Engine) save(set []*alloc.Allocation, s Settings, p *watch) (rest []*al
 			err = e.giveUp(err, fresh, set)
 		}
 	}()
+	defer caught(&err)
 	for i, a := range set {
 		e.backings.distrust(a, held[i], e.block)
 	}
@@ -273,13 +278,15 @@ func (e *Engine) openBackings(set []*alloc.Allocation) (held []store.Backing, fr
 	return held, fresh, nil
 }
 
-// giveUp releases backings after a pause failed: those made for it, and after an I/O error, or for want of host
-// memory that one of them was promised, all of the set, so that the next pause makes them anew, perhaps on another
+// giveUp releases backings after a pause failed: those made for it, and after an I/O error, a defect of ebb, or for want
+// of host memory that one of them was promised, all of the set, so that the next pause makes them anew, perhaps on another
 // disk. The memory is active and loses nothing.
 func (e *Engine) giveUp(err error, fresh, set []*alloc.Allocation) error {
 	e.drain()
-	if errors.Is(err, store.ErrIO) || errors.Is(err, store.ErrLost) || errors.Is(err, store.ErrPromised) || errors.Is(err, filesys.ErrHang) {
-		fresh = set
+	for _, all := range []error{store.ErrIO, store.ErrLost, store.ErrPromised, filesys.ErrHang, pipeline.ErrPanic} {
+		if errors.Is(err, all) {
+			fresh = set
+		}
 	}
 	return filesys.Also(err, e.releaseBackings(fresh))
 }
