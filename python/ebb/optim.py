@@ -727,8 +727,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                     self._slots.look_for_pauses()
                     self._slots.write_again()
                     self._slots.settle()
-            if self._slots is not None and not self._slots.has_new():
-                self.release()
+            if self._slots is None or not self._slots.has_new():
+                self.release()  # of former memory, too, whose release was interrupted
         finally:
             if entered == [True]:
                 self._lock.release()

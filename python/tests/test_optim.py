@@ -1434,6 +1434,17 @@ class DeviceMemory(Streamed):
         self.assertGreater(len(freed), 1)
         self.assertEqual(len(freed), len(set(freed)))
 
+    def test_what_an_interrupted_release_left_goes_with_the_next_pause(self):
+        before, made = free_memory(), parameters()
+        optimizer = self.streamed(made)
+        loss_of(made, 0).backward()
+        optimizer.step()
+        with mock.patch.object(ebb._device, "free_all", side_effect=KeyboardInterrupt):
+            self.assertRaises(KeyboardInterrupt, optimizer.release)
+        self.assertLess(free_memory(), before)
+        with ebb.paused():
+            self.assertEqual(free_memory(), before)
+
     def test_no_room_for_it(self):
         made = [torch.nn.Parameter(torch.zeros(24 * MiB))]
         optimizer = self.streamed(made, bucket_elements=24 * MiB)

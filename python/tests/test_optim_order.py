@@ -134,18 +134,19 @@ class AnyOrder(Streamed):
         self.chance, self.managed = chance, False
         sides = [Side(self, chance, name) for name in range(chance.choice((1, 1, 2)))]
         said = [" | ".join(f"{s.kind.__name__} {s.settings}" for s in sides)]
-        for _ in range(ACTIONS):
-            action, self.side = chance.choice(self.ACTIONS), chance.choice(sides)
-            said.append(f"{action.__name__} {self.side.name}")
-            try:
+        try:
+            for _ in range(ACTIONS):
+                action, self.side = chance.choice(self.ACTIONS), chance.choice(sides)
+                said.append(f"{action.__name__} {self.side.name}")
                 action(self)
                 for side in sides:
                     self.all_same(side.plain, side.made)
-            except BaseException:
-                print(", ".join(said))
-                raise
-        for side in sides:
-            side.optimizer.close()
+        except BaseException:
+            print(", ".join(said))
+            raise
+        finally:  # the next seed begins with nothing
+            for side in sides:
+                side.optimizer.close()
 
     # ---- steps -------------------------------------------------------------------------------
 
@@ -179,8 +180,18 @@ class AnyOrder(Streamed):
         side.gradients()
         before, paused = side.values(), False
         for _ in range(self.chance.randrange(1, 4)):
-            if not self.stopped(before):
+            fault = self.chance.choice((
+                self.disk_that_takes_no_writes, self.disk_that_spoils_bytes, self.read_that_fails, self.signal, self.signal,
+            ) + 5 * (self.interruption,))
+            stopped = self.stopped(fault, before)
+            if not stopped:
                 side.plain_step()
+                self.all_same(side.plain, side.made)
+            if fault == self.disk_that_spoils_bytes:
+                # The engine may find at any later write that others changed its files, and asks for this.
+                self.load_checkpoint()
+                return
+            if not stopped:
                 return
             between = self.chance.choice((None, "pause", "elsewhere", "refused", "prefetch", "options", "forgotten"))
             if between == "elsewhere":
@@ -217,12 +228,9 @@ class AnyOrder(Streamed):
         self.assertIn("load the last checkpoint", str(err))
         self.load_checkpoint()
 
-    def stopped(self, before):
+    def stopped(self, fault, before):
         """Whether a step was stopped, or not begun, rather than done, or refused for good."""
         optimizer = self.side.optimizer
-        fault = self.chance.choice((
-            self.disk_that_takes_no_writes, self.disk_that_spoils_bytes, self.read_that_fails, self.signal, self.signal,
-        ) + 5 * (self.interruption,))
         with fault():
             try:
                 optimizer.step()
@@ -309,7 +317,7 @@ class AnyOrder(Streamed):
 
     @contextlib.contextmanager
     def disk_that_spoils_bytes(self):
-        """Of some of the files; those that nobody has written since are right again afterwards."""
+        """Of some of the files. Afterwards those that nobody has written since hold the right bytes again."""
         files_are_closed()
         folder, spoiled = self.side.optimizer._directory(), []
         for name in self.chance.sample(sorted(os.listdir(folder)), 3):
