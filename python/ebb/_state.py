@@ -126,6 +126,7 @@ class State:
         number = ctypes.c_uint64()
         self.name = name
         self.segment_bytes = tuple(segment_bytes)
+        self._closing = False
         # A forked child has the object too, and no part in its files: there the engine refuses.
         self._close = weakref.finalize(self, _close, lib, number)
         self._close.atexit = False  # type: ignore[misc]  # the engine removes its files itself
@@ -186,6 +187,7 @@ class State:
     def close(self) -> None:
         """Waits for all requests and gives up the files. Closing again does nothing."""
         if self._close.alive:
+            self._closing = True  # said before it is so: an interruption (Ctrl-C) leaves no state that is only half there
             code = library().ebb_state_close(self._number)
             self._close.detach()  # not before: where an interruption (Ctrl-C) comes in between, the next one closes
             if code != InvalidArgument.code:  # that an interrupted one did it
@@ -193,7 +195,7 @@ class State:
 
     @property
     def closed(self) -> bool:
-        return not self._close.alive
+        return self._closing or not self._close.alive
 
     def _open(self) -> int:
         if self.closed:

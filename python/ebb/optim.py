@@ -491,8 +491,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
 
     def _fill(self, saved: Dict[int, Dict[str, Any]]) -> None:
         """Has the files hold a saved state, which is by number of parameter."""
-        if self._state.closed:
-            self._state = self._make_state()
+        self._make_lost_state()
         for bucket in self._buckets:
             for piece in bucket.pieces:
                 entry = saved.get(piece.number, {})
@@ -540,8 +539,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 _compare(folder, key, extra.get(key), mine)
             _check_progress(folder, extra, self._buckets, self.param_groups)
             self._settle()
-            if self._state.closed:
-                self._state = self._make_state()
+            self._make_lost_state()
             former, self._torn = self._torn, f"load() of {os.fspath(folder)!r} failed: load it, or another checkpoint"
             try:
                 self._state.load(folder)
@@ -675,6 +673,12 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
     def _make_state(self) -> State:
         with _device.current(torch, self._device):  # a state is made for the current device
             return State(self._state_name, self._segment_bytes)
+
+    def _make_lost_state(self) -> None:
+        """Anew, where a load gave it up and was then interrupted."""
+        if self._state.closed:
+            self._state.close()  # which may have been interrupted
+            self._state = self._make_state()
 
     def _parameters(self) -> List[Any]:
         return [p for group in self.param_groups for p in group["params"]]

@@ -727,6 +727,32 @@ class Checkpoints(Streamed):
             for a, b in zip(made, twin):
                 self.same(a, b)
 
+    def test_a_load_that_is_interrupted_while_it_gives_files_up_can_be_done_again(self):
+        for after in (False, True):
+            made, optimizer = self.trained()
+            state = optimizer.state_dict()
+            files_are_closed()
+            for name in backup_files(DISK):
+                os.unlink(os.path.join(DISK, name))
+            close = ebb._state.library().ebb_state_close
+
+            class Library:
+                def ebb_state_close(self, number):
+                    if after:
+                        close(number)
+                    raise KeyboardInterrupt
+
+                def __getattr__(self, name):
+                    return getattr(real(), name)
+
+            real = ebb._state.library
+            with mock.patch.object(ebb._state, "library", Library):
+                self.assertRaises(KeyboardInterrupt, optimizer.load_state_dict, state)
+            optimizer.load_state_dict(state)
+            optimizer.step()
+            self.assertEqual({float(e["step"]) for e in optimizer.state_dict()["state"].values()}, {4.0})
+            optimizer.close()
+
     def test_a_state_dict_for_whose_files_there_is_no_room_can_be_loaded_again(self):
         made, optimizer = self.trained()
         state = optimizer.state_dict()
