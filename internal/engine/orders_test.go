@@ -83,7 +83,7 @@ func TestNoOrderOfFaultsLosesAByte(t *testing.T) {
 		t.Run(l.name, func(t *testing.T) {
 			tried++
 			check(t, flag.Set("rapid.seed", given)) // each layout has its own
-			setChecks(t, 40, 1000)
+			setChecks(t, 40, 300)
 			o := newOrders(t, l, counts)
 			rapid.Check(t, o.sequence)
 		})

@@ -25,7 +25,7 @@ if torch is not None:
     import ebb.optim
 
 SEED = os.environ.get("EBB_TEST_SEED")
-PLACES = 100 if os.environ.get("EBB_TEST_LONG") else 5
+PLACES = 40 if os.environ.get("EBB_TEST_LONG") else 5
 FILES = (os.path.dirname(ebb.__file__) + os.sep, contextlib.__file__)
 
 
