@@ -21,7 +21,7 @@ class Idle:
 
 
 def carry_out(address, rank, ebb, memory, words):
-    """Says which rank it is to the test that listens at the address, and does what that one says, until it closes the line:
+    """Says which rank it is to the test that listens at the address, and does what that one says, until "quit" or the end of the line:
 
     check   waits until the memory may be used, and says whether it holds what was written: memory is {address: Pattern}
     busy    is no longer idle, and comes to no safe point
@@ -44,5 +44,7 @@ def carry_out(address, rank, ebb, memory, words):
         idle.begin()
         print(rank, file=test, flush=True)
         for line in test:
+            if line.strip() == "quit":
+                break
             print(words[line.strip()]() or "ok", file=test, flush=True)
         idle.end()
