@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -83,6 +84,9 @@ func withADefect(t *testing.T, call string, n int) (met bool) {
 	}
 	met = met || d.met()
 	d.from("", 1)
+	if met && call == "Synchronize" && !strings.Contains(r.logged(), "panic_test.go") {
+		t.Error("the log does not say where the defect was")
+	}
 	r.resume()
 	r.drv = d.Driver
 	r.holds(list...)

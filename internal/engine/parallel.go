@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 
@@ -83,14 +84,21 @@ func (e *Engine) calmly(f func()) {
 
 // guarded turns a panic into an error: on this goroutine it would end the actor.
 func guarded(i int, f func(i int) error) (err error) {
-	defer caught(&err)
+	defer func() {
+		if r := recover(); r != nil {
+			err = panicError(r)
+		}
+	}()
 	return f(i)
 }
 
-// caught makes an error of a panic. It is deferred.
-func caught(err *error) {
+func panicError(r any) error { return fmt.Errorf("%w: %v", pipeline.ErrPanic, r) }
+
+// caught makes an error of a panic, whose stack goes to the log: where it is caught it would be lost. It is deferred.
+func (e *Engine) caught(err *error) {
 	if r := recover(); r != nil {
-		*err = fmt.Errorf("%w: %v", pipeline.ErrPanic, r)
+		e.log.Printf("a defect in ebb: %v\n%s", r, debug.Stack())
+		*err = panicError(r)
 	}
 }
 

@@ -120,7 +120,7 @@ func (e *Engine) refuseUnmanaged(s Settings) error {
 // Pausing.
 func (e *Engine) save(set []*alloc.Allocation, s Settings, p *watch) (rest []*alloc.Allocation, t *transfer, err error) {
 	rest = set
-	defer caught(&err)
+	defer e.caught(&err)
 	if s.CaptureActive { // waiting for the device would invalidate it
 		return set, nil, ErrCapture
 	}
@@ -144,7 +144,7 @@ func (e *Engine) save(set []*alloc.Allocation, s Settings, p *watch) (rest []*al
 			err = e.giveUp(err, fresh, set)
 		}
 	}()
-	defer caught(&err)
+	defer e.caught(&err)
 	for i, a := range set {
 		e.backings.distrust(a, held[i], e.block)
 	}

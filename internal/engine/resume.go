@@ -82,7 +82,7 @@ func (e *Engine) resumeOnce(tags []string, s Settings, start time.Time, o *telle
 
 // restore gives the set its memory and its bytes. The set is in Resuming, and does not stay there after a defect of ebb.
 func (e *Engine) restore(set []*alloc.Allocation, p *watch) (created uint64, t *transfer, err error) {
-	defer caught(&err)
+	defer e.caught(&err)
 	if created, err = e.createOnce(set); err != nil {
 		return 0, nil, err
 	}

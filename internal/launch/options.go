@@ -257,10 +257,11 @@ func ParseMargin(s string) (int64, error) {
 // ParseTime parses a number of seconds, or a time with its unit, as --grace and --timeout take them.
 func ParseTime(s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
-	if seconds, e := strconv.ParseFloat(s, 64); e == nil {
+	const most = 7 * 24 * time.Hour
+	if seconds, e := strconv.ParseFloat(s, 64); e == nil && seconds >= 0 && seconds <= most.Seconds() { // not NaN
 		d, err = time.Duration(seconds*float64(time.Second)), nil
 	}
-	if err != nil || d < 0 || d > 7*24*time.Hour {
+	if err != nil || d < 0 || d > most {
 		return 0, fmt.Errorf("must be a number of seconds, or a time such as 90s or 5m, and at most a week")
 	}
 	return d, nil
