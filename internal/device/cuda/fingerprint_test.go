@@ -48,9 +48,11 @@ func random(t *testing.T) *rand.ChaCha8 {
 	return rand.NewChaCha8(seed)
 }
 
+// randomBytes is never zeros only: not a single byte either.
 func randomBytes(r *rand.ChaCha8, n int) []byte {
 	p := make([]byte, n)
 	_, _ = r.Read(p) // never fails
+	p[0] = max(p[0], 1)
 	return p
 }
 
