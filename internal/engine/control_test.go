@@ -487,6 +487,15 @@ func loggedEvents(t *testing.T, path string) (list []control.Event) {
 	return list
 }
 
+// recorded waits until all events so far are in the event log, however long its disk takes: an operation, or an exit, waits
+// no longer than eventFlush.
+func (r *rig) recorded() {
+	r.t.Helper()
+	written := make(chan struct{})
+	r.events.log.queue <- entry{written: written}
+	<-written
+}
+
 func TestEventsAreAppendedToTheEventLog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events")
 	var kinds []string
@@ -496,6 +505,7 @@ func TestEventsAreAppendedToTheEventLog(t *testing.T) {
 		r.pause("x")
 		check(t, r.Free(a.addr, false))
 		r.Shutdown()
+		r.recorded()
 		kinds = append(kinds, control.EventStart, control.EventBegin, control.EventEnd, control.EventExit)
 	}
 	var got []string
@@ -535,7 +545,7 @@ func TestAnEventLogThatCannotBeWrittenIsNeverInTheWay(t *testing.T) {
 			r.resume()
 		}
 		r.holds(a)
-		r.events.flush()
+		r.recorded()
 		if n := strings.Count(r.logged(), "the event log "+path+" misses events: "); n != 1 {
 			t.Errorf("%s: said %d times: %s", path, n, r.logged())
 		}
