@@ -380,7 +380,11 @@ func TestDirectoryMadeAnew(t *testing.T) {
 			base := t.TempDir()
 			pausedAnew := func() (*Claim, *child) { // without the lease
 				c := claim(t, base, "job")
-				if err := errors.Join(os.RemoveAll(remove(c.Dir())), os.Mkdir(base+"/takes-the-inode", 0o700), os.MkdirAll(c.Dir(), 0o700), os.Remove(base+"/takes-the-inode")); err != nil {
+				// The new one is made while the old one is there: it might be given the inode of one that is gone, and in the
+				// same tick of the file system's clock.
+				old, place := remove(c.Dir()), filepath.Join(base, "anew")
+				anew := filepath.Join(place, filepath.Base(old))
+				if err := errors.Join(os.MkdirAll(anew+strings.TrimPrefix(c.Dir(), old), 0o700), os.RemoveAll(old), os.Rename(anew, old), os.Remove(place)); err != nil {
 					t.Fatal(err)
 				}
 				return c, start(t, "files", c.Dir())
