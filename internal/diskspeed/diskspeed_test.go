@@ -19,8 +19,8 @@ import (
 
 const mib = 1 << 20
 
-// small is a measurement that a busy machine makes quickly.
-var small = Options{Bytes: 8 * mib, Workers: 2, BlockBytes: mib}
+// small is a measurement that a busy machine makes quickly, and in any case to its end.
+var small = Options{Bytes: 8 * mib, Workers: 2, BlockBytes: mib, Time: time.Minute, Answer: time.Minute}
 
 // disk is an empty directory on the file system of the repository.
 func disk(t *testing.T) string {
