@@ -367,7 +367,7 @@ func TestARefusedRegistrationLeavesNothing(t *testing.T) {
 	if err := a.Close(); err != nil { // waits for the second piece
 		t.Error(err)
 	}
-	if present(memory[:4096]) {
+	if mapped(t, address(memory)) {
 		t.Error("the memory is still there")
 	}
 }
