@@ -254,12 +254,17 @@ func cmdEnded(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// runs reports whether a process exists and is no zombie.
+// runs reports whether a process exists and is no zombie. Where its first thread has ended, another one that
+// is about to end may still hold its files and leases.
 func runs(pid string) bool {
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
 	if err != nil {
 		return false
 	}
 	_, after, _ := strings.Cut(string(stat), ") ")
-	return !strings.HasPrefix(after, "Z") && !strings.HasPrefix(after, "X")
+	if !strings.HasPrefix(after, "Z") && !strings.HasPrefix(after, "X") {
+		return true
+	}
+	threads, err := os.ReadDir("/proc/" + pid + "/task")
+	return err == nil && len(threads) > 1
 }
