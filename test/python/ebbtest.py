@@ -105,12 +105,14 @@ class Ebb:
 
 
 def backup_files(directory):
-    """{name: size} of the backup files anywhere under directory."""
+    """{name: size} of the backup files anywhere under directory. One that goes while this comes to it is not there: what a
+    call that hangs has held is removed when the disk answers it, beside whatever else is done."""
     found = {}
     for where, _, names in os.walk(directory):
         for name in names:
             if name.endswith(".bak"):
-                found[name] = os.stat(os.path.join(where, name)).st_size
+                with contextlib.suppress(FileNotFoundError):
+                    found[name] = os.stat(os.path.join(where, name)).st_size
     return found
 
 
