@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestContentOfEverySizeAndBackupComesBack(t *testing.T) {
@@ -120,16 +121,27 @@ func mountExt4(t *testing.T, size string) string {
 			t.Skipf("no loop mounts here: %v: %v: %s", args, err, out)
 		}
 	}
-	t.Cleanup(func() {
-		if out, err := exec.Command("umount", dir).CombinedOutput(); err != nil {
-			t.Errorf("umount: %v: %s", err, out)
-		}
-	})
+	t.Cleanup(func() { unmount(t, dir) })
 	backups := filepath.Join(dir, "backups")
 	if err := os.Mkdir(backups, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	return backups
+}
+
+// unmount unmounts a file system. One that was just killed may have a file there for some moments more.
+func unmount(t *testing.T, dir string) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		out, err := exec.Command("umount", dir).CombinedOutput()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("umount: %v: %s", err, out)
+			return
+		}
+	}
 }
 
 // remarks are ebb's lines but for those of each pause and resume that did its work.

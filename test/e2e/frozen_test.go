@@ -9,6 +9,10 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // mount is a file system that can be frozen and thawed.
@@ -32,18 +36,31 @@ func needs(t *testing.T, programs ...string) {
 	}
 }
 
+// roomInMemory is an empty directory in memory, where that has room for so many bytes: calls have a second or two
+// before they count as hanging, and those to a busy disk may take longer.
+func roomInMemory(t *testing.T, bytes uint64) string {
+	t.Helper()
+	dir := testutil.InMemory(t)
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil || st.Bavail*uint64(st.Bsize) < bytes {
+		return t.TempDir()
+	}
+	return dir
+}
+
 // An ext4 of its own on a loop device. fsfreeze(8) lets writers wait, in uninterruptible sleep.
 func frozenExt4(t *testing.T) mount {
 	needs(t, "mkfs.ext4", "fsfreeze", "mount", "umount", "losetup")
 	if err := exec.Command("losetup", "-f").Run(); err != nil {
 		t.Skipf("no loop device: %v", err)
 	}
-	base := t.TempDir()
+	const size = 400 << 20
+	base := roomInMemory(t, size)
 	image, dir := filepath.Join(base, "image"), filepath.Join(base, "mnt")
 	if err := os.WriteFile(image, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Truncate(image, 400<<20); err != nil {
+	if err := os.Truncate(image, size); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -56,9 +73,7 @@ func frozenExt4(t *testing.T) mount {
 	}
 	t.Cleanup(func() {
 		_ = fsfreeze("-u")()
-		if out, err := exec.Command("umount", dir).CombinedOutput(); err != nil {
-			t.Errorf("umount: %v: %s", err, out)
-		}
+		unmount(t, dir)
 	})
 	return mount{dir: dir, freeze: fsfreeze("-f"), thaw: fsfreeze("-u")}
 }
