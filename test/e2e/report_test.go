@@ -16,7 +16,8 @@ import (
 func TestAReportOfARealRank(t *testing.T) {
 	const ranks, cycles, mib = 1, 4, 1 << 20 // ranks on one device would see each other's memory come and go
 	n := newNode(t, 256)
-	logs := filepath.Join(n.disk, "logs")
+	// In memory: an exit waits a tenth of a second for its event to be written, and no longer.
+	logs := filepath.Join(testutil.InMemory(t), "logs")
 	ebb := lib("../bin/ebb")
 	cmd := n.process(t, ebb, "run", "--device", "soft", "--job", "real", "--offload-train",
 		"--offload-train-target", "disk", "--offload-train-disk-dir", filepath.Join(n.disk, "parked"), "--event-log", logs,
@@ -109,9 +110,17 @@ func TestSIGUSR1TellsWhatRealRanksHold(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGUSR1); err != nil {
 		t.Fatal(err)
 	}
+	asked := 1
 	eventually("the line", func() bool {
 		text, _ := os.ReadFile(said)
-		return strings.Contains(string(text), "ebb: 2 ranks: 0 B on the devices, 50 MB parked (34 MB in files, 0 B in host memory); 2 parked; last pause 50 MB in ")
+		there := strings.Contains(string(text), "ebb: 2 ranks: 0 B on the devices, 50 MB parked (34 MB in files, 0 B in host memory); 2 parked; last pause 50 MB in ")
+		if !there && strings.Count(string(text), "ebb: 2 ranks: ") == asked && asked < 3 {
+			asked++ // a rank has a second for its answer, and may be late once
+			if err := cmd.Process.Signal(syscall.SIGUSR1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return there
 	})
 	for _, rank := range []string{"0", "1"} {
 		if err := os.Remove(there + rank); err != nil {
