@@ -265,7 +265,7 @@ func (s *stopped) awaitStop() {
 		if s.cycles(0) > 2 {
 			s.t.Fatalf("it does not come to this step\n%s", s.out)
 		}
-		return s.state() == 'T'
+		return s.state() == 'T' && allStopped(s.pid) // until then another thread may be within a call to files
 	})
 }
 

@@ -305,7 +305,7 @@ def resume(owners, tags, rng, say):
             break
         excused("resume", code)
         give_up(owners, affected)  # all of it is parked still
-        if attempt > 10 and code == DEVICE_MEMORY:  # others have it, and may wait as this does
+        if attempt > 10 and code == DEVICE_MEMORY and affected:  # others have it, and may wait as this does
             give_up(owners, affected, rng.choice(affected))
     assert code == OK, f"after {TRIES} attempts: {code}: {ebb.error()}"
     for memory in affected:
