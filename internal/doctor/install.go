@@ -32,7 +32,11 @@ func (x examination) libraries(context.Context) Finding {
 	o := launch.NewOptions()
 	o.Offload, o.Device = true, x.o.Device
 	if err := libs.Check(o); err != nil {
-		return fail(reinstall, "%s", errorText(err))
+		reason, remedy := errorText(err), reinstall
+		if end := strings.LastIndex(reason, "; "); end >= 0 { // its own remedy
+			reason, remedy = reason[:end], reason[end+len("; "):]
+		}
+		return fail(remedy, "%s", reason)
 	}
 	preload, err := filepath.EvalSymlinks(libs.Preload)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/ebb-offload/ebb/internal/adopt"
@@ -76,7 +77,11 @@ func TestAnInstallation(t *testing.T) {
 	if err := os.Remove(libs.Engine); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, x.libraries(t.Context()), Fail, "incomplete", "EBB_LIB_DIR")
+	f := x.libraries(t.Context())
+	expect(t, f, Fail, "incomplete", "EBB_LIB_DIR")
+	if !strings.HasSuffix(f.Text, "no such file or directory") || !strings.HasPrefix(f.Remedy, "build or install it again") {
+		t.Errorf("reason %q, remedy %q", f.Text, f.Remedy)
+	}
 	x.o.Device = launch.DeviceSoft
 	expect(t, x.libraries(t.Context()), Fail, "incomplete")
 }
