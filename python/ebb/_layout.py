@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
+MASTER = "master"
+"""The segment with fp32 values of parameters that are not fp32."""
 ALIGN = 64
 """Parameters begin at multiples of it in their bucket, so that kernels find them aligned."""
 
@@ -23,6 +25,11 @@ class Piece:
     def elements(self) -> int:
         return self.end - self.begin
 
+    @property
+    def has_state(self) -> bool:
+        """Whether the files hold something of it: it had an update, or a master was loaded before its first one."""
+        return self.steps > 0 or self.has_master
+
 
 class Bucket:
     """What is read, updated and written together. All of one group; either all or none have masters."""
@@ -37,6 +44,10 @@ class Bucket:
     def add(self, number: int, parameter: Any, begin: int, end: int) -> None:
         self.pieces.append(Piece(number, parameter, begin, end, self.elements))
         self.elements = aligned(self.elements + max(end - begin, 1))
+
+    def filled(self, piece: Piece) -> List[str]:
+        """The segments that hold something of a piece that has state."""
+        return [name for name in self.segments if name != MASTER or piece.has_master]
 
 
 def aligned(elements: int) -> int:
@@ -71,3 +82,13 @@ def pack(groups: Sequence[Sequence[Any]], needs_master: Any, limit: int) -> List
                     if begin >= size:
                         break
     return buckets
+
+
+def overlaps(bucket: Bucket, begin: int, count: int) -> Iterator[Tuple[Piece, slice, slice]]:
+    """Which elements of pieces are among `count` of the bucket from `begin` on: (piece, place in the parameter, place
+    among them)."""
+    for piece in bucket.pieces:
+        first, last = max(piece.at, begin), min(piece.at + piece.elements, begin + count)
+        if first < last:
+            shift = piece.begin - piece.at
+            yield piece, slice(first + shift, last + shift), slice(first - begin, last - begin)

@@ -21,13 +21,14 @@ import functools
 import importlib
 from typing import Any, Callable, Dict, List, Optional
 
-from . import optim
+from . import _tensors, optim
 from ._errors import InvalidArgument, UnsafeConfiguration, WrongState
+from ._layout import MASTER
 
 __all__ = ["get_megatron_optimizer"]
 
-torch: Any = optim.torch
-_MASTER, _MOMENTS = optim.MASTER, ("exp_avg", "exp_avg_sq")
+torch: Any = _tensors.torch
+_MASTER, _MOMENTS = MASTER, ("exp_avg", "exp_avg_sq")
 _FLAVOUR = ("foreach", "fused", "maximize", "capturable", "differentiable", "amsgrad", "decoupled_weight_decay", "bias_correction")
 # Methods of Megatron's class that are used or replaced by name.
 _SAVE = ("save_parameter_state", "get_parameter_state_dp_zero", "get_parameter_state_dp_reshardable")
@@ -267,7 +268,7 @@ def _streamed_class(base: Any) -> Any:
             number = self._ebb_numbers[model_param]
             shard, value = self.optimizer.streamed._parameters()[number], tensors["param"].detach().reshape(-1)
             entry = {name: tensors[name].detach().reshape(-1) for name in _MOMENTS}
-            if optim._needs_master(shard):
+            if _tensors.needs_master(shard):
                 entry[_MASTER] = value
             else:
                 shard.copy_(value)
@@ -367,5 +368,5 @@ def _fp32(streamed: Any, shard: Any, value: Any) -> Any:
     """An fp32 tensor of a shard's elements in a mapped file; value None: of zeros."""
     if value is not None and value.dtype is torch.float32 and value.device.type == "cpu" and value is not shard:
         return value
-    made = optim._mapped(None, streamed._directory(), shard.numel(), torch.float32)
+    made = _tensors.mapped(None, streamed._directory(), shard.numel(), torch.float32)
     return made if value is None else made.copy_(value)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import errno
 import functools
 import importlib
 import inspect
@@ -25,31 +24,25 @@ import tempfile
 import threading
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from . import _device, _memory
+from . import _device, _manifest, _memory, _tensors
 from ._errors import (
-    CorruptBackup, DiskError, Error, ForkedChild, InternalError, InvalidArgument, NoSpace, StateError, UnsafeConfiguration,
-    WrongState,
+    CorruptBackup, DiskError, Error, ForkedChild, InternalError, InvalidArgument, StateError, UnsafeConfiguration, WrongState,
 )
-from ._layout import Bucket, Piece, aligned, pack
-from ._state import Done, Part, Path, State, Ticket
+from ._layout import MASTER, Bucket, aligned, overlaps, pack
+from ._slots import Pass, Slot, Slots, Traffic, check_not_paused
+from ._state import Path, State
+from ._step import Hooks, Step, overflowed, scaling, set_scaling, unscaled
 
 __all__ = ["Pass", "StreamedAdam", "StreamedAdamW", "StreamedOptimizer", "StreamedSGD", "requested"]
 
-try:
-    torch: Any = importlib.import_module("torch")
-except ImportError as err:
-    raise UnsafeConfiguration(f"ebb.optim needs PyTorch, which cannot be imported: {err}") from err
+torch: Any = _tensors.torch
 
 BUCKET_ELEMENTS = 200_000_000
-MASTER = "master"
 _MOMENTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _PARAMETERS = (torch.float32, torch.bfloat16, torch.float16)
-_AREA = 256  # areas of a slot begin at multiples of it
 _HOST_PART = 16 << 20  # of a segment, for one copy between files and host memory
-_FORMAT = 1  # of "extra" in a checkpoint's manifest
-_SCALING = ("grad_scale", "found_inf")  # attributes that a GradScaler sets for the time of a step
 _names = itertools.count(1)
 
 
@@ -57,20 +50,6 @@ def requested() -> bool:
     """Whether the program was started to stream optimizer state (`ebb run --optimizer-state-nvme-dir`, or
     `--stream-optimizer-state-to-disk`)."""
     return any(os.environ.get(name) for name in ("EBB_OPTIMIZER_STATE_NVME_DIR", "EBB_STREAM_OPTIMIZER_STATE_TO_DISK"))
-
-
-class Pass(NamedTuple):
-    """What one step moved."""
-
-    buckets: int = 0
-    """That were read, updated and written."""
-    read_bytes: int = 0
-    """Of the state, with its zeros, which are not read from files."""
-    written_bytes: int = 0
-    """Likewise."""
-    read_wait_seconds: float = 0.0
-    """That the step waited for reads."""
-    write_wait_seconds: float = 0.0
 
 
 class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch is not there when types are checked
@@ -114,31 +93,31 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         super().__init__(params, defaults)
         for group in self.param_groups:
             self.check_group(group)
-        self._device = _one_device(self._parameters())
-        self._places = _check_apart(self._parameters(), [])
-        self._laid_out = [_lies(p) for p in self._parameters()]
+        self._device = _tensors.one_device(self._parameters())
+        self._places = _tensors.check_apart(self._parameters(), [])
+        self._laid_out = [_tensors.lies(p) for p in self._parameters()]
         self._groups_made = [list(g["params"]) for g in self.param_groups]
-        self._buckets = pack([g["params"] for g in self.param_groups], _needs_master, self.bucket_elements)
+        self._buckets = pack([g["params"] for g in self.param_groups], _tensors.needs_master, self.bucket_elements)
         self._types = {MASTER: torch.float32, **{name: _MOMENTS[self.moments_dtype] for name in self.segments}}
         sizes: List[int] = []
         for bucket in self._buckets:
             for name in ((MASTER,) if bucket.masters else ()) + self.segments:
                 bucket.segments[name] = len(sizes)
-                sizes.append(bucket.elements * _width(self._types[name]))
+                sizes.append(bucket.elements * _tensors.width(self._types[name]))
         self._state_name, self._segment_bytes = f"{type(self).__name__} {next(_names)}", sizes or [1]
         self._state = self._make_state()
         self._closed = False
         # Guards all below against a pause's release_for_pause, which another thread may call.
         self._lock = threading.RLock()
-        self._slots: Optional[_Slots] = None
-        self._traffic = _Traffic()
+        self._slots: Optional[Slots] = None
+        self._traffic = Traffic()
         self._former: List[_device.Memory] = []  # that is to be given back
-        self._behind: Optional[_Step] = None  # a step that failed, and is to go on
+        self._behind: Optional[Step] = None  # a step that failed, and is to go on
         self._marks: Dict[int, Any] = {}  # of parameters as the latest step that updated each left it
         self._at_work = False  # a step uses the slots: a pause on its own thread does not free them
         self._torn = ""  # why the state is not to be used
         self._told_of_changes = False
-        self._hooks = _Hooks()
+        self._hooks = Hooks()
         self._made = True
         self.last = Pass()
         """What the latest step moved."""
@@ -200,7 +179,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         """
         with self._entered(), torch.no_grad():
             self._check_usable()
-            _check_not_paused()
+            check_not_paused()
             if self._behind is None:
                 loss = None
                 if closure is not None:
@@ -209,10 +188,10 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                     with torch.enable_grad():
                         loss = closure()
                     self._check_usable()  # it may have changed parameters, or paused them
-                    _check_not_paused()
-                if _overflowed(self):
+                    check_not_paused()
+                if overflowed(self):
                     return loss
-                step = _Step(self, loss)
+                step = Step(self, loss)
                 self._tell_of_changes(step)
                 self._traffic.clear()
             else:
@@ -221,12 +200,12 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             slots = self._slots_now()
             slots.look_for_pauses()
             self._behind = step
-            left_now = _scaling(self)
+            left_now = scaling(self)
             try:
                 self._at_work = True
                 # What a GradScaler had left when the step began. (It changes its tensors in place, and leaves them only
                 # for the step's first try.)
-                _set_scaling(self, step.scaling)
+                set_scaling(self, step.scaling)
                 self._carry_on(step, slots)
             except Exception as err:
                 slots.drain()
@@ -241,7 +220,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 raise
             finally:
                 self._at_work = False
-                _set_scaling(self, left_now)
+                set_scaling(self, left_now)
             self._marks.update(step.marks)
             self._hooks.armed = True
             self.last = self._traffic.told(step.buckets)
@@ -263,7 +242,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         """
         with self._entered(), torch.no_grad():
             self._check_usable()
-            _check_not_paused()
+            check_not_paused()
             if self._behind is None:
                 self._hooks.armed = False
                 slots = self._slots_now()
@@ -306,7 +285,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             if entered == [True]:
                 self._lock.release()
 
-    def _tell_of_changes(self, step: "_Step") -> None:
+    def _tell_of_changes(self, step: Step) -> None:
         """Warns of parameters that others changed and whose masters, which the step updates, know nothing of it. Once."""
         changed = [
             p.number for b in step.left() for p in b.pieces
@@ -355,7 +334,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             with contextlib.suppress(Error):
                 self.close()
 
-    def _carry_on(self, step: "_Step", slots: "_Slots") -> None:
+    def _carry_on(self, step: Step, slots: Slots) -> None:
         """Brings all buckets that are behind to the step. Reads go ahead of updates, writes trail behind."""
         slots.write_again()
         order = [b for b in step.left() if not slots.is_new(b)]
@@ -376,7 +355,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         slots.settle()
 
     def _update(
-        self, bucket: Bucket, slot: "_Slot", slots: "_Slots", step: "_Step"
+        self, bucket: Bucket, slot: Slot, slots: Slots, step: Step
     ) -> Tuple[Callable[[], None], Callable[[], None]]:
         """Queues the update of a bucket that is on the GPU: in its slot, not yet of the parameters. What is to be
         called for these, and when the files hold the new values. Both may be called again."""
@@ -389,9 +368,9 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         values, gradients = [], []
         for piece in pieces:
             place = slice(piece.at, piece.at + piece.elements)
-            own = _flat(piece.parameter, piece.parameter.detach())[piece.begin : piece.end]
+            own = _tensors.flattened(piece.parameter, piece.parameter.detach())[piece.begin : piece.end]
             # .data: PyTorch counts gradients as changed by fused functions, and a retry compares.
-            gradient = _flat(piece.parameter, step.gradients[piece.number].data)[piece.begin : piece.end]
+            gradient = _tensors.flattened(piece.parameter, step.gradients[piece.number].data)[piece.begin : piece.end]
             if bucket.masters:
                 value = slot.areas[MASTER][place]
                 if not piece.has_master:
@@ -419,8 +398,8 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         def set_parameters() -> None:
             for piece, value in zip(pieces, values):
                 step.marks.pop(piece.number, None)
-                _set_flat(piece.parameter, piece.begin, piece.end, value)
-                step.marks[piece.number] = _mark(piece.parameter)
+                _tensors.set_flattened(piece.parameter, piece.begin, piece.end, value)
+                step.marks[piece.number] = _tensors.mark(piece.parameter)
 
         return set_parameters, functools.partial(step.written, bucket, [(p, p.steps + 1) for p in pieces])
 
@@ -447,23 +426,23 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
             flat: Dict[Tuple[int, str], Any] = {}
             for bucket in self._buckets:
                 for piece in bucket.pieces:
-                    if not _has_state(piece) or piece.number in state:
+                    if not piece.has_state or piece.number in state:
                         continue
                     entry: Dict[str, Any] = {"step": torch.tensor(float(piece.steps))}
-                    for name in _filled(bucket, piece):
+                    for name in bucket.filled(piece):
                         path = None
                         if to is not None:
                             path = os.path.join(folder, f"{piece.number}.{name}")
                             undo.callback(_remove, os.unlink, path)
-                        array = _mapped(path, folder, piece.parameter.numel(), self._types[name])
+                        array = _tensors.mapped(path, folder, piece.parameter.numel(), self._types[name])
                         flat[piece.number, name] = array
-                        entry[name] = _shaped(piece.parameter, array)
+                        entry[name] = _tensors.shaped(piece.parameter, array)
                     state[piece.number] = entry
             for bucket in self._buckets:
                 for name in bucket.segments:
                     for part, begin in self._host_parts(bucket, name, read=True):
-                        for piece, inside, place in _overlaps(bucket, begin, part.numel()):
-                            if _has_state(piece) and name in _filled(bucket, piece):
+                        for piece, inside, place in overlaps(bucket, begin, part.numel()):
+                            if piece.has_state and name in bucket.filled(piece):
                                 flat[piece.number, name][inside].copy_(part[place])
             undo.pop_all()
             return {"state": state, "param_groups": self._packed_groups()}
@@ -498,12 +477,12 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 piece.steps, piece.has_master = entry.get("step", 0), bucket.masters and entry.get(MASTER) is not None
             for name in bucket.segments:
                 flat = {
-                    p.number: _flat(p.parameter, saved[p.number][name])
+                    p.number: _tensors.flattened(p.parameter, saved[p.number][name])
                     for p in bucket.pieces
                     if saved.get(p.number, {}).get(name) is not None
                 }
                 for part, begin in self._host_parts(bucket, name, read=False):
-                    for piece, inside, place in _overlaps(bucket, begin, part.numel()):
+                    for piece, inside, place in overlaps(bucket, begin, part.numel()):
                         if piece.number in flat:
                             part[place].copy_(flat[piece.number][inside])
 
@@ -533,11 +512,11 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         """
         with self._entered():
             self._check_open()
-            manifest = _manifest(folder)
+            manifest = _manifest.read(folder)
             extra = manifest["extra"]
             for key, mine in self._layout().items():
-                _compare(folder, key, extra.get(key), mine)
-            _check_progress(folder, extra, self._buckets, self.param_groups)
+                _manifest.compare(folder, key, extra.get(key), mine)
+            _manifest.check_progress(folder, extra, self._buckets, self.param_groups)
             self._settle()
             self._make_lost_state()
             former, self._torn = self._torn, f"load() of {os.fspath(folder)!r} failed: load it, or another checkpoint"
@@ -550,7 +529,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 self._drop()
                 raise
             self._drop()
-            if _manifest(folder) != manifest:
+            if _manifest.read(folder) != manifest:
                 raise DiskError(
                     f"the checkpoint {os.fspath(folder)!r} was replaced while it was loaded: steps and values may be of two. Load it again"
                 )
@@ -563,7 +542,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
     def _layout(self) -> Dict[str, Any]:
         """What a checkpoint and this optimizer must have in common, as JSON."""
         return {
-            "format": _FORMAT,
+            "format": _manifest.FORMAT,
             "optimizer": type(self).__name__,
             "segments": list(self.segments),
             "moments_dtype": self.moments_dtype,
@@ -576,7 +555,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
         """The segment in parts: (tensor in host memory, number of its first element). They are read before, or
         written afterwards; what is not filled in is zero."""
         kind = self._types[name]
-        width, block = _width(kind), self._state.block
+        width, block = _tensors.width(kind), self._state.block
         step = max(_HOST_PART // block, 1) * block
         segment = bucket.segments[name]
         for offset in range(0, bucket.elements * width, step):
@@ -683,9 +662,9 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
     def _parameters(self) -> List[Any]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _slots_now(self) -> "_Slots":
+    def _slots_now(self) -> Slots:
         if self._slots is None or self._slots.given_up:
-            self._slots = _Slots(
+            self._slots = Slots(
                 self._state, self._device, self._buckets, self._types, self.segments, self.buckets_in_flight, self._traffic,
                 self._former,
             )
@@ -727,7 +706,7 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                 return
             if self._slots is not None and self._slots.has_new():
                 with contextlib.suppress(Error):  # values whose write fails again stay on the GPU
-                    _check_not_paused()  # parameters are set, too
+                    check_not_paused()  # parameters are set, too
                     self._slots.look_for_pauses()
                     self._slots.write_again()
                     self._slots.settle()
@@ -759,14 +738,14 @@ class StreamedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch
                     f"{self._state.name}: parameter {number} is on {parameter.device}, and the optimizer was made for "
                     f"{self._device}: bring it back, or make a new optimizer there, and give that the state dict from before"
                 )
-            now = _lies(parameter)
+            now = _tensors.lies(parameter)
             if now != before:
                 raise WrongState(
-                    f"{self._state.name}: parameter {number} was {_told(before)} when the optimizer was made, and is {_told(now)}: "
+                    f"{self._state.name}: parameter {number} was {_tensors.described(before)} when the optimizer was made, and is {_tensors.described(now)}: "
                     "its state is laid out like that, element by element. Make it what it was, or a new optimizer, and give "
                     "that the state dict from before"
                 )
-        self._places = _check_apart(self._parameters(), self._places)
+        self._places = _tensors.check_apart(self._parameters(), self._places)
 
     def _check_usable(self) -> None:
         self._check_open()
@@ -842,7 +821,7 @@ class _Adam(StreamedOptimizer):
                 gradients = [g.clone() for g in gradients]  # they are unscaled in place
             options.update(fused=True, grad_scale=getattr(self, "grad_scale", None), found_inf=getattr(self, "found_inf", None))
         else:
-            gradients = _unscaled(self, gradients)
+            gradients = unscaled(self, gradients)
             if group["weight_decay"] and self._plain is torch.optim.Adam:  # older PyTorch adds the decay in place
                 gradients = [g.clone() for g in gradients]
         type(self)._function(
@@ -915,7 +894,7 @@ class StreamedSGD(StreamedOptimizer):
         # PyTorch makes the buffer from the first gradient.
         buffers = [buffer if done else None for buffer, done in zip(momentum, steps)]
         sgd = importlib.import_module("torch.optim.sgd").sgd
-        gradients = _unscaled(self, gradients)
+        gradients = unscaled(self, gradients)
         if group["nesterov"]:  # PyTorch adds the momentum in place
             gradients = [g.clone() for g in gradients]
         sgd(
@@ -926,546 +905,6 @@ class StreamedSGD(StreamedOptimizer):
         for mine, made, done in zip(momentum, buffers, steps):
             if not done:
                 mine.copy_(made)
-
-
-# ---- one step --------------------------------------------------------------------------------
-
-
-class _Hooks:
-    """What is called when a backward has made a gradient. Each call costs a look at `armed`, and hooks keep no
-    optimizer."""
-
-    def __init__(self) -> None:
-        self.armed = True  # nothing was read ahead since the last step. A race about it costs a look, or a prefetch
-        self._handles: List[Any] = []
-
-    def add(self, tensors: Sequence[Any], made: Callable[..., None]) -> None:
-        for tensor in tensors:
-            if tensor.requires_grad and tensor.is_leaf:
-                # Older PyTorch has only hooks that may change the gradient, and these do not.
-                register = getattr(tensor, "register_post_accumulate_grad_hook", tensor.register_hook)
-                self._handles.append(register(made))
-
-    def are_there(self) -> bool:
-        return bool(self._handles)
-
-    def remove(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
-
-
-class _Step:
-    """A step under way: its gradients and options, and which buckets are behind."""
-
-    def __init__(self, optimizer: StreamedOptimizer, loss: Any) -> None:
-        self.loss = loss
-        for group in optimizer.param_groups:  # options may have been set since
-            optimizer.check_group(group)
-        # Schedulers change a learning rate that is a tensor in place.
-        self.options = [{k: _copied(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-        parameters = optimizer._parameters()
-        self._parameters, self._gradient_of = parameters, optimizer.gradient_of
-        self.gradients = self._now()
-        for number, gradient in self.gradients.items():
-            if gradient.layout is not torch.strided:
-                raise InvalidArgument(f"{type(optimizer).__name__} takes no sparse gradient: parameter {number} has one")
-            if gradient.shape != parameters[number].shape:
-                raise InvalidArgument(
-                    f"{type(optimizer).__name__}: the gradient of parameter {number} has shape {tuple(gradient.shape)}, the "
-                    f"parameter {tuple(parameters[number].shape)}"
-                )
-        self.scaling = {name: _copied(value) for name, value in _scaling(optimizer).items()}
-        self._versions = {n: g._version for n, g in self.gradients.items()}
-        self.marks = {n: _mark(parameters[n]) for n in self.gradients}
-        """Of parameters as the step found or left them; of one that is being set there is none."""
-        self._left = [b for b in optimizer._buckets if any(p.number in self.gradients for p in b.pieces)]
-        self.buckets = len(self._left)
-
-    def left(self) -> List[Bucket]:
-        """Buckets that are behind."""
-        return list(self._left)
-
-    def written(self, bucket: Bucket, steps: List[Tuple[Piece, int]]) -> None:
-        """The files hold the new values of a bucket, after so many steps of its pieces."""
-        for piece, count in steps:
-            piece.steps, piece.has_master = count, bucket.masters
-        self._left = [b for b in self._left if b is not bucket]
-
-    def _now(self) -> Dict[int, Any]:
-        """Gradients by number of parameter."""
-        told = ((number, self._gradient_of(p)) for number, p in enumerate(self._parameters))
-        return {number: gradient for number, gradient in told if gradient is not None}
-
-    def check_unchanged(self) -> None:
-        now = self._now()
-        same = now.keys() == self.gradients.keys() and all(
-            gradient is self.gradients[n] and gradient._version == self._versions[n] for n, gradient in now.items()
-        )
-        if not same:
-            raise WrongState(
-                "gradients have changed since the step that failed, which is applied to some parameters and not to others: "
-                "load the last checkpoint of model and optimizer"
-            )
-        changed = self.changed(self.gradients)
-        if changed:
-            raise WrongState(
-                f"parameter {changed[0]} was changed or moved since the step that failed, which is applied to some parameters and not "
-                "to others: load the last checkpoint of model and optimizer"
-            )
-
-    def changed(self, numbers: Iterable[int]) -> List[int]:
-        """Parameters that others have changed since the step set them, as far as that shows: not where it was done
-        through `.data` in place."""
-        return [n for n in numbers if n in self.marks and self.marks[n] != _mark(self._parameters[n])]
-
-
-# ---- GPU memory for buckets in flight --------------------------------------------------------
-
-
-class _Slot:
-    """GPU memory for the streamed segments of one bucket.
-
-    An interruption (Ctrl-C) comes between any two operations of Python, so that what is said here is said before
-    it is so, and is taken back after: what may be new is kept, what may be half is read again. The tickets are set
-    by the function that begins the request, and are 0 where none is under way.
-    """
-
-    def __init__(self, memory: "_Room") -> None:
-        self.memory = memory
-        self.bucket: Optional[Bucket] = None  # whose values are here, or on the way
-        self.sound = False  # they are those of the files, once they are read; otherwise an update has begun
-        self.reading, self.writing = Ticket(), Ticket()
-        self.set_parameters: Optional[Callable[[], None]] = None  # to be called before new values are written
-        self.written: Optional[Callable[[], None]] = None  # called when new values that are here are in the files
-        self.failed = False  # their write did, and so no pause takes them
-        self.pauses = 0  # that there were when the read began
-
-    @property
-    def areas(self) -> Dict[str, Any]:
-        return self.memory.areas
-
-
-class _Traffic(Dict[str, List[Done]]):
-    """What requests did, since it was cleared."""
-
-    def __missing__(self, way: str) -> List[Done]:
-        return self.setdefault(way, [])
-
-    def told(self, buckets: int) -> Pass:
-        reads, writes = self["read"], self["write"]
-        return Pass(
-            buckets, sum(d.bytes for d in reads), sum(d.bytes for d in writes),
-            sum(d.wait_seconds for d in reads), sum(d.wait_seconds for d in writes),
-        )
-
-
-class _Slots:
-    """The slots, the requests that fill and empty them, and memory for the bucket that is being updated."""
-
-    def __init__(
-        self,
-        state: State,
-        device: Any,
-        buckets: List[Bucket],
-        types: Dict[str, Any],
-        moments: Sequence[str],
-        count: int,
-        traffic: "_Traffic",
-        former: List[_device.Memory],
-    ) -> None:
-        self._state, self._device, self._traffic, self._former = state, device, traffic, former
-        most = max((b.elements for b in buckets), default=0)
-        streamed = {name: kind for name, kind in types.items() if any(name in b.segments for b in buckets)}
-        own: Dict[str, Any] = {"work": torch.float32}
-        if any(types[name] is not torch.float32 for name in moments):
-            own.update({name: torch.float32 for name in moments})
-        self._most, self._streamed, self._own = most, streamed, own
-        self._slots: List[_Slot] = []
-        self._shared: Optional[_Room] = None  # for the update
-        try:
-            self._shared = _Room(device, own, most)
-            for _ in range(min(count, max(len(buckets), 1))):
-                self._slots.append(_Slot(_Room(device, streamed, most)))
-        except BaseException:
-            self.give_up()
-            with contextlib.suppress(Error):  # that why there is none says more; the rest is tried again
-                _device.free_all(former)
-            raise
-
-    @property
-    def given_up(self) -> bool:
-        return self._shared is None
-
-    @property
-    def shared(self) -> Dict[str, Any]:
-        """Areas for the update of one bucket: "work", and those of moments where they are stored in another type."""
-        assert self._shared is not None
-        return self._shared.areas
-
-    def of(self, bucket: Bucket) -> Optional[_Slot]:
-        return next((s for s in self._slots if s.bucket is bucket), None)
-
-    def free_one(self) -> Optional[_Slot]:
-        return next((s for s in self._slots if s.bucket is None), None)
-
-    def is_new(self, bucket: Bucket) -> bool:
-        """Whether new values of the bucket are here that are not in the files."""
-        slot = self.of(bucket)
-        return slot is not None and slot.written is not None
-
-    def has_new(self) -> bool:
-        return any(s.written is not None for s in self._slots)
-
-    def read(self, bucket: Bucket) -> _Slot:
-        """Begins to read a bucket, to a slot that is free, or is when its write is done."""
-        slot = self.free_one()
-        if slot is None:
-            slot = self._oldest_write()
-            self._wait_written(slot)
-        slot.sound, slot.bucket, slot.failed = False, bucket, False
-        slot.pauses = _pauses()
-        try:
-            self._state.read(self._parts(bucket, slot), slot.reading)
-        except Error:
-            slot.bucket = None
-            raise
-        slot.sound = True
-        return slot
-
-    def read_ahead(self, buckets: Sequence[Bucket], current: _Slot) -> None:
-        """Begins to read what fits, waiting for writes, but not for that of the current slot."""
-        for bucket in buckets:
-            if self.of(bucket) is None:
-                if self.free_one() is None and not any(s.writing.value and s is not current for s in self._slots):
-                    return
-                self.read(bucket)
-
-    def arrive(self, slot: _Slot) -> None:
-        """Waits until a bucket is in its slot."""
-        if slot.reading.value:
-            sound, slot.sound = slot.sound, False  # where the wait is interrupted, nobody knows how the read ended
-            try:
-                self._wait("read", slot.reading)
-            except Error:
-                slot.bucket = None
-                raise
-            slot.sound = sound
-
-    def write(self, slot: _Slot, set_parameters: Callable[[], None], written: Callable[[], None]) -> None:
-        """Sets the parameters of a bucket, and begins to write it from its slot, after the work that is in the
-        current stream."""
-        slot.set_parameters = set_parameters
-        slot.written = written
-        self._write(slot)
-
-    def write_again(self) -> None:
-        """Begins those writes again that failed."""
-        for slot in self._slots:
-            if slot.written is not None and not slot.writing.value:
-                self._write(slot)
-
-    def settle(self) -> None:
-        """Waits for all writes."""
-        for slot in sorted(self._slots, key=lambda s: s.writing.value):
-            if slot.writing.value:
-                self._wait_written(slot)
-
-    def keep_only(self, buckets: Sequence[Bucket]) -> None:
-        """Gives slots up whose buckets are not wanted, or whose update was interrupted, unless they hold new
-        values."""
-        for slot in self._slots:
-            if slot.written is None and slot.bucket is not None and not (slot.sound and slot.bucket in buckets):
-                if not slot.sound:
-                    self._synchronize()
-                self._give_up(slot)
-
-    def taken(self, slot: _Slot) -> bool:
-        """Whether a pause may have taken what was in a slot, or the work on it, since its read began. A write that
-        has begun is safe: a pause waits for it."""
-        assert self._shared is not None
-        return (slot.memory.managed or self._shared.managed) and slot.pauses != _pauses()
-
-    def again(self, slot: _Slot) -> None:
-        """Gives up a bucket that is in its slot, and was perhaps updated: it is to be read again."""
-        self._synchronize()
-        self._give_up(slot)
-
-    def look_for_pauses(self) -> None:
-        """Gives slots up whose content a pause has taken since they were read, and takes other memory for those that
-        are still paused.
-
-        Raises WrongState: they held new values; OutOfDeviceMemory.
-        """
-        for slot in self._slots:
-            if slot.writing.value:  # a wait for it was interrupted, and the pause did wait
-                with contextlib.suppress(Error):
-                    self._wait_written(slot)
-            if slot.bucket is not None and slot.written is None and self.taken(slot):
-                self._give_up(slot)
-        self.check_none_lost()
-        if _some_paused():
-            self._renew()
-
-    def check_none_lost(self) -> None:
-        """Raises WrongState: a pause took new values."""
-        for slot in self._slots:
-            if slot.written is not None and not slot.writing.value and not slot.failed and self.taken(slot):
-                raise WrongState(
-                    f"{self._state.name}: a pause took GPU memory with new values of a step before they were written: load the "
-                    "last checkpoint of model and optimizer. Pauses come between steps: at a safe point, or after step() returned"
-                )
-
-    def _renew(self) -> None:
-        """Takes other memory in place of what may be paused, but for new values. A program may resume some tags of its
-        own, and know nothing of this one. What is paused is not on the GPU, so that it goes last."""
-        pauses = _pauses()
-        assert self._shared is not None
-        if self._shared.pauses != pauses:
-            former, self._shared = self._shared, _Room(self._device, self._own, self._most)
-            self._former.append(former)
-            _device.free_all(self._former)
-        for slot in self._slots:
-            if slot.bucket is None and slot.memory.pauses != pauses:
-                former, slot.memory = slot.memory, _Room(self._device, self._streamed, self._most)
-                self._former.append(former)
-                _device.free_all(self._former)
-
-    def drain(self) -> None:
-        """Waits for all requests and for the device, whatever they say. New values whose write failed stay."""
-        for slot in self._slots:
-            if slot.writing.value:
-                with contextlib.suppress(Error):
-                    self._wait_written(slot)
-            elif slot.written is None:
-                self._give_up(slot)
-        self._synchronize()
-
-    def forget(self) -> None:
-        """Gives up new values, and what was read."""
-        for slot in self._slots:
-            slot.written = slot.set_parameters = None
-            slot.failed = slot.sound = False
-            if not slot.reading.value and not slot.writing.value:  # else it is not free yet: drain() was interrupted
-                slot.bucket = None
-
-    def give_up(self) -> None:
-        """Has the memory given back as former memory, now that nothing uses it. No use of the slots after that."""
-        self.drain()
-        former = [s.memory for s in self._slots] + ([self._shared] if self._shared is not None else [])
-        self._slots, self._shared = [], None
-        self._former += former
-
-    def _give_up(self, slot: _Slot) -> None:
-        with contextlib.suppress(Error):
-            self.arrive(slot)
-        slot.bucket = None
-
-    def _oldest_write(self) -> _Slot:
-        return min((s for s in self._slots if s.writing.value), key=lambda s: s.writing.value)
-
-    def _synchronize(self) -> None:
-        """Waits for the device: an update that failed may be under way in part."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
-    def _write(self, slot: _Slot) -> None:
-        assert slot.bucket is not None
-        if slot.set_parameters is not None:
-            slot.set_parameters()
-            slot.set_parameters = None
-        stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
-        self._state.write(self._parts(slot.bucket, slot), stream, slot.writing)
-        # A pause may have come and gone just before. One that comes now waits.
-        if not slot.failed and self.taken(slot):
-            with contextlib.suppress(Error):
-                self._wait("write", slot.writing)
-            self.check_none_lost()
-
-    def _wait_written(self, slot: _Slot) -> None:
-        try:
-            self._wait("write", slot.writing)
-        except InvalidArgument:  # somebody has waited for it: an interruption came in between
-            raise
-        except Error:
-            slot.failed = True
-            raise
-        if slot.written is not None:  # else it was given up
-            slot.written()
-        slot.written = None
-        slot.bucket = None
-
-    def _wait(self, way: str, ticket: Ticket) -> None:
-        """Where it is interrupted the request counts as under way. The next call then waits for it, or is told that
-        somebody has."""
-        try:
-            self._traffic[way].append(self._state.wait(ticket.value))
-        except Error:
-            ticket.value = 0
-            raise
-        ticket.value = 0
-
-    @staticmethod
-    def _parts(bucket: Bucket, slot: _Slot) -> List[Part]:
-        return [
-            Part(number, 0, bucket.elements * _width(slot.areas[name].dtype), slot.areas[name].data_ptr())
-            for name, number in bucket.segments.items()
-        ]
-
-
-class _Room(_device.Memory):
-    """Device memory with an area for each name: a flat tensor of so many elements."""
-
-    def __init__(self, device: Any, types: Dict[str, Any], elements: int) -> None:
-        sizes = {name: -(-elements * _width(kind) // _AREA) * _AREA for name, kind in types.items()}
-        super().__init__(torch, device, max(sum(sizes.values()), _AREA))
-        self.areas: Dict[str, Any] = {}
-        begin = 0
-        for name, kind in types.items():
-            self.areas[name] = self.bytes[begin : begin + elements * _width(kind)].view(kind)
-            begin += sizes[name]
-
-
-# ---- parameters ------------------------------------------------------------------------------
-
-
-def _mark(parameter: Any) -> Tuple[int, int]:
-    """Another one where the parameter was assigned to, or changed in place."""
-    return parameter.data_ptr(), parameter._version
-
-
-def _needs_master(parameter: Any) -> bool:
-    return bool(parameter.dtype is not torch.float32)
-
-
-def _one_device(parameters: Sequence[Any]) -> Any:
-    devices = {p.device for p in parameters}
-    if len(devices) > 1:
-        raise InvalidArgument(
-            f"the parameters are on {', '.join(sorted(map(str, devices)))}: make an optimizer for those of each device"
-        )
-    return devices.pop() if devices else torch.device("cpu")
-
-
-def _check_apart(parameters: Sequence[Any], known: List[int]) -> List[int]:
-    """Raises InvalidArgument: an element is of two parameters, or twice of one. Each would have a state of its own and
-    be updated from what it was before the step, so that one of the updates is lost. Gives their places, which are known
-    where they are those of the latest check."""
-    addresses = [p.data_ptr() for p in parameters]
-    if addresses == known:
-        return known
-    places: List[Tuple[int, int, int]] = []
-    strided: Dict[Any, int] = {}
-    for number, parameter in enumerate(parameters):
-        if parameter.numel() == 0 or addresses[number] == 0:
-            continue
-        if _dense(parameter):
-            begin = parameter.data_ptr()
-            places.append((begin, begin + parameter.numel() * parameter.element_size(), number))
-            continue
-        if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape)):
-            raise InvalidArgument(f"parameter {number} has elements that share memory (it was expanded): it cannot be updated")
-        other = strided.setdefault((parameter.data_ptr(), parameter.shape, parameter.stride()), number)
-        if other != number:
-            raise InvalidArgument(_SHARED.format(other, number))
-    places.sort()
-    for (_, end, one), (begin, _, other) in zip(places, places[1:]):
-        if begin < end:
-            raise InvalidArgument(_SHARED.format(min(one, other), max(one, other)))
-    return addresses
-
-
-_SHARED = (
-    "parameters {} and {} share memory, or are the same: one of their updates would be lost. Give the optimizer one of them, "
-    "as where weights are tied"
-)
-
-
-def _dense(tensor: Any) -> bool:
-    """Whether its elements fill a range of memory, each once."""
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _order(parameter: Any) -> List[int]:
-    """In which order _flat numbers elements, as strides."""
-    told = parameter if _dense(parameter) else torch.empty(parameter.shape, device="meta")
-    return [stride if size != 1 else 0 for stride, size in zip(told.stride(), told.shape)]
-
-
-def _lies(parameter: Any) -> List[Any]:
-    """What must not change while files hold its state: type, shape and order of elements, as JSON."""
-    return [_name(parameter.dtype), list(parameter.shape), _order(parameter)]
-
-
-def _told(lies: List[Any]) -> str:
-    kind, shape, order = lies
-    return f"{kind} of shape {tuple(shape)} with strides {tuple(order)}"
-
-
-def _flat(parameter: Any, tensor: Any) -> Any:
-    """A tensor of the parameter's shape, flat, in the order of the parameter's elements in memory (where it has
-    holes, of its indices). A view where the tensor lies like that."""
-    if not _dense(parameter):
-        return tensor.reshape(-1)
-    if tensor.stride() != parameter.stride():
-        tensor = torch.empty_strided(parameter.shape, parameter.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-    return tensor.as_strided((tensor.numel(),), (1,))
-
-
-def _set_flat(parameter: Any, begin: int, end: int, values: Any) -> None:
-    """Sets elements of a parameter, as _flat numbers them."""
-    flat = _flat(parameter, parameter.detach())
-    flat[begin:end].copy_(values)
-    if not _dense(parameter) and not parameter.is_contiguous():  # flat is a copy
-        parameter.detach().copy_(flat.view(parameter.shape))
-
-
-def _shaped(parameter: Any, flat: Any) -> Any:
-    """The reverse of _flat."""
-    if not _dense(parameter):
-        return flat.view(parameter.shape)
-    return flat.as_strided(parameter.shape, parameter.stride())
-
-
-def _overlaps(bucket: Bucket, begin: int, count: int) -> Iterator[Tuple[Piece, slice, slice]]:
-    """Which elements of pieces are among `count` of the bucket from `begin` on: (piece, place in the parameter, place
-    among them)."""
-    for piece in bucket.pieces:
-        first, last = max(piece.at, begin), min(piece.at + piece.elements, begin + count)
-        if first < last:
-            shift = piece.begin - piece.at
-            yield piece, slice(first + shift, last + shift), slice(first - begin, last - begin)
-
-
-def _has_state(piece: Piece) -> bool:
-    """Whether the files hold something of a piece: it had an update, or a master was loaded before its first one."""
-    return piece.steps > 0 or piece.has_master
-
-
-def _filled(bucket: Bucket, piece: Piece) -> List[str]:
-    """The segments that hold something of a piece that has state."""
-    return [name for name in bucket.segments if name != MASTER or piece.has_master]
-
-
-def _mapped(path: Optional[str], folder: str, elements: int, kind: Any) -> Any:
-    """A tensor of zeros in a mapped file, all of whose room is there. path None: one without a name in folder."""
-    size = elements * _width(kind)
-    if size == 0:
-        return torch.zeros(0, dtype=kind)
-    try:
-        with open(path, "x+b") if path is not None else tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, size)
-            return torch.from_file(f"/proc/self/fd/{file.fileno()}", shared=True, size=elements, dtype=kind)
-    except (OSError, RuntimeError) as err:  # PyTorch's, where there may be no more maps of files
-        kind_of_error = NoSpace if getattr(err, "errno", 0) in (errno.ENOSPC, errno.EDQUOT) else DiskError
-        raise kind_of_error(
-            f"no file of {size} bytes for a tensor of the state dict in {folder!r}: {getattr(err, 'strerror', err)}. All of it is as large as the "
-            "state: give another directory (to=), or save()"
-        ) from err
 
 
 def _remove(how: Callable[[Path], None], path: Path) -> None:
@@ -1516,102 +955,3 @@ def _defaults(plain: Any, params: Any, options: Dict[str, Any]) -> Dict[str, Any
         example = example[-1] if isinstance(example[0], str) else example[0]
     defaults: Dict[str, Any] = plain([torch.zeros(1, device=example.device)], **options).defaults
     return dict(defaults)
-
-
-def _overflowed(optimizer: Any) -> bool:
-    """Whether a GradScaler found infinities, as a fused optimizer is told: then nothing is updated."""
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found)
-
-
-def _scaling(optimizer: Any) -> Dict[str, Any]:
-    """What a GradScaler left."""
-    return {name: getattr(optimizer, name) for name in _SCALING if hasattr(optimizer, name)}
-
-
-def _set_scaling(optimizer: Any, values: Dict[str, Any]) -> None:
-    for name in _SCALING:
-        if name in values:
-            setattr(optimizer, name, values[name])
-        elif hasattr(optimizer, name):
-            delattr(optimizer, name)
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _unscaled(optimizer: Any, gradients: List[Any]) -> List[Any]:
-    scale = getattr(optimizer, "grad_scale", None)
-    return gradients if scale is None else [g / scale for g in gradients]
-
-
-def _pauses() -> int:
-    """How many there were that took memory of slots. Those of other tags leave it."""
-    return _memory.pause_count(_device.TAG)
-
-
-def _some_paused() -> bool:
-    """Whether memory that was made here is paused."""
-    return any(tag["tag"] == _device.TAG and tag["discarded"] > 0 for tag in _memory.status().get("tags", ()))
-
-
-def _check_not_paused() -> None:
-    status = _memory.status()
-    left = sum(tag["active"] for tag in status.get("tags", ()) if tag["tag"] == _device.TAG)
-    left += sum(kept["bytes"] for kept in status.get("kept", ()) if kept["reason"] != "unwritten")  # those are of slots
-    if status["bytes_paused"] > 0 and status["bytes_active"] <= left:
-        raise WrongState("step called while paused: the rank's memory is off the GPU, resume it first")
-
-
-# ---- checkpoints -----------------------------------------------------------------------------
-
-
-def _manifest(folder: Path) -> Dict[str, Any]:
-    """A checkpoint's manifest, with what save() put into it under "extra"."""
-    path = os.path.join(folder, "manifest.json")
-    try:
-        with open(path, encoding="utf-8") as file:
-            manifest: Dict[str, Any] = json.load(file)
-        extra = manifest.get("extra")
-    except (OSError, ValueError, AttributeError) as err:
-        raise InvalidArgument(f"{os.fspath(folder)!r} is no checkpoint of streamed state: {err}") from err
-    if not isinstance(extra, dict):
-        raise InvalidArgument(f"the checkpoint {os.fspath(folder)!r} is not of an optimizer: its manifest has no such entry")
-    return manifest
-
-
-def _check_progress(folder: Path, extra: Dict[str, Any], buckets: Sequence[Bucket], groups: Sequence[Any]) -> None:
-    """What _layout does not tell of a checkpoint: steps by piece, options by group."""
-    pieces, options = extra.get("pieces"), extra.get("groups")
-    sound = (
-        isinstance(pieces, list) and [len(p) if isinstance(p, list) else -1 for p in pieces] == [len(b.pieces) for b in buckets]
-        and all(
-            isinstance(p, list) and len(p) == 2 and type(p[0]) is int and p[0] >= 0 and isinstance(p[1], bool)
-            for bucket in pieces for p in bucket
-        )
-        and isinstance(options, list) and len(options) == len(groups) and all(isinstance(o, dict) for o in options)
-    )
-    if not sound:
-        raise InvalidArgument(f"the manifest of the checkpoint {os.fspath(folder)!r} was changed: its steps or groups make no sense")
-
-
-def _compare(folder: Path, what: str, theirs: Any, mine: Any) -> None:
-    if theirs == mine:
-        return
-    if isinstance(theirs, list) and isinstance(mine, list) and what in ("parameters", "buckets"):
-        if len(theirs) == len(mine):
-            number = next(i for i, (a, b) in enumerate(zip(theirs, mine)) if a != b)
-            what, theirs, mine = f"{what}[{number}]", theirs[number], mine[number]
-        else:
-            what, theirs, mine = f"number of {what}", len(theirs), len(mine)
-    raise InvalidArgument(f"the checkpoint {os.fspath(folder)!r} has {what} {theirs}, this optimizer {mine}")
-
-
-def _name(kind: Any) -> str:
-    return str(kind).replace("torch.", "")
-
-
-def _width(kind: Any) -> int:
-    """Bytes of an element."""
-    return int(torch.empty((), dtype=kind).element_size())

@@ -859,7 +859,7 @@ class Checkpoints(Streamed):
         refused = self.refused(optimizer)
         for side in (plain.parameters, made):
             loss_of(side, 1).backward()
-        with mock.patch.object(ebb.optim, "_set_flat", side_effect=RuntimeError), self.assertRaises(ebb.StateError):
+        with mock.patch.object(ebb._tensors, "set_flattened", side_effect=RuntimeError), self.assertRaises(ebb.StateError):
             optimizer.step()
         with self.assertRaises(ebb.InvalidArgument):
             optimizer.load(refused)
@@ -1093,8 +1093,8 @@ class PrefetchInBackward(Streamed):
     def setUp(self):
         super().setUp()
         self.reads = []
-        read = ebb.optim._Slots.read
-        patched = mock.patch.object(ebb.optim._Slots, "read", lambda s, b: self.reads.append(b) or read(s, b))
+        read = ebb.optim.Slots.read
+        patched = mock.patch.object(ebb.optim.Slots, "read", lambda s, b: self.reads.append(b) or read(s, b))
         patched.start()
         self.addCleanup(patched.stop)
 
@@ -1319,7 +1319,7 @@ class DeviceMemory(Streamed):
             seen.append(current[-1])
             return State(*arguments)
 
-        with mock.patch.object(ebb.optim, "_one_device", lambda parameters: device), \
+        with mock.patch.object(ebb._tensors, "one_device", lambda parameters: device), \
                 mock.patch.object(torch.cuda, "device", on), mock.patch.object(ebb.optim, "State", made):
             self.streamed(parameters())
         self.assertEqual((seen, current), ([device], [torch.device("cuda", 0)]))
@@ -1564,7 +1564,7 @@ class PausesFromElsewhere(Streamed):
         self.train(self.plain, self.made, optimizer, 1)
         self.give_gradients(optimizer)
         self.plain.step()
-        with mock.patch.object(ebb.optim._Slots, "_wait_written", side_effect=KeyboardInterrupt):
+        with mock.patch.object(ebb.optim.Slots, "_wait_written", side_effect=KeyboardInterrupt):
             with self.assertRaises(KeyboardInterrupt):
                 optimizer.step()
         self.pause()
@@ -1610,7 +1610,7 @@ class PausesFromElsewhere(Streamed):
         self.all_same(self.plain, self.made)
 
     def test_amid_a_step_when_a_bucket_was_read(self):
-        self.step_amid_which(ebb.optim._Slots, "arrive", lambda: (self.pause(), self.resume()))
+        self.step_amid_which(ebb.optim.Slots, "arrive", lambda: (self.pause(), self.resume()))
 
     def test_amid_a_step_when_a_bucket_was_updated(self):
         self.step_amid_which(StreamedAdamW, "update", lambda: (self.pause(), self.resume()))
@@ -1793,8 +1793,8 @@ class Interruptions(Streamed):
 
     def test_while_parameters_are_set(self):
         for before in (True, False):
-            self.stopped_in(ebb.optim, "_set_flat", before)
-        self.stopped_in(ebb.optim, "_set_flat", True, RuntimeError)
+            self.stopped_in(ebb._tensors, "set_flattened", before)
+        self.stopped_in(ebb._tensors, "set_flattened", True, RuntimeError)
 
     def test_while_a_bucket_is_updated(self):
         self.stopped_in(StreamedAdamW, "update", False)
@@ -1840,7 +1840,7 @@ class Interruptions(Streamed):
 
     def test_while_a_write_that_is_done_is_registered(self):
         for before in (True, False):
-            self.stopped_in(ebb.optim._Step, "written", before)
+            self.stopped_in(ebb.optim.Step, "written", before)
 
     def test_a_read_that_was_begun_is_waited_for(self):
         made = parameters()
@@ -1885,7 +1885,7 @@ class Failures(Streamed):
             parameter.grad.mul_(4)
         unscaled.step()
         optimizer.found_inf, optimizer.grad_scale = torch.tensor(0.0), torch.tensor(4.0)
-        with mock.patch.object(ebb.optim, "_set_flat", side_effect=RuntimeError):
+        with mock.patch.object(ebb._tensors, "set_flattened", side_effect=RuntimeError):
             with self.assertRaisesRegex(ebb.StateError, "the optimizer's own also where there is a GradScaler"):
                 optimizer.step()
         optimizer.grad_scale.mul_(2)  # as GradScaler.update() does it
@@ -1905,7 +1905,7 @@ class Failures(Streamed):
             for group in each.param_groups:
                 group["lr"] = torch.tensor(0.1)
         undisturbed.step()
-        with mock.patch.object(ebb.optim, "_set_flat", side_effect=RuntimeError), self.assertRaises(ebb.StateError):
+        with mock.patch.object(ebb._tensors, "set_flattened", side_effect=RuntimeError), self.assertRaises(ebb.StateError):
             optimizer.step()
         for group in optimizer.param_groups:
             group["lr"].mul_(10)

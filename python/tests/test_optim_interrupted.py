@@ -106,7 +106,7 @@ class Program:
 
     def step_that_fails(self):
         self.gradients()
-        with mock.patch.object(ebb.optim, "_set_flat", side_effect=RuntimeError), contextlib.suppress(ebb.StateError):
+        with mock.patch.object(ebb._tensors, "set_flattened", side_effect=RuntimeError), contextlib.suppress(ebb.StateError):
             self.optimizer.step()
         assert self.optimizer.unfinished
 

@@ -32,7 +32,7 @@ if torch is not None:
         (StreamedSGD, torch.optim.SGD, dict(lr=1e-2, momentum=0.9, nesterov=True, foreach=True)),
     )
     # Where a step may be stopped: before or after any call of these.
-    PLACES = [(State, name) for name in ("read", "write", "wait")] + [(ebb.optim, "_set_flat"), (ebb.optim._Step, "written")]
+    PLACES = [(State, name) for name in ("read", "write", "wait")] + [(ebb._tensors, "set_flattened"), (ebb.optim.Step, "written")]
     MOMENTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 SEED = os.environ.get("EBB_TEST_SEED")
