@@ -120,7 +120,8 @@ def main():
     good = compiles()
     for python in interpreters():
         good = unit_tests(python) and good
-    good = optimizer_tests("test_optim", "test_optim_order", "test_optim_interrupted", "test_megatron") and good
+    names = sorted(path.stem for path in (ROOT / "python/tests").glob("test_optim*.py"))
+    good = optimizer_tests(*names, "test_megatron") and good
     good = installs() and good
     return 0 if good else 1
 

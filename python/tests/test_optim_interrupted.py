@@ -19,7 +19,7 @@ from unittest import mock
 import ebb
 from ebb import _abi, _region
 from support import DISK, MiB, backup_files, free, free_memory, malloc
-from test_optim import Plain, Streamed, groups, loss_of, parameters, torch
+from optim_support import Plain, Streamed, groups, loss_of, parameters, torch
 
 if torch is not None:
     import ebb.optim

@@ -19,7 +19,7 @@ from unittest import mock
 
 import ebb
 from support import DISK, MiB, backup_files, child, free, malloc
-from test_optim import SHAPES, Plain, Streamed, files_are_closed, loss_of, parameters, torch
+from optim_support import SHAPES, Plain, Streamed, files_are_closed, loss_of, parameters, torch
 
 if torch is not None:
     import ebb.optim
@@ -42,7 +42,7 @@ ACTIONS = 25
 # Goes on in another process with a checkpoint and the parameters that belong to it.
 ANOTHER_PROCESS = """
 import os, torch, ebb.optim
-from test_optim import groups, loss_of, parameters
+from optim_support import groups, loss_of, parameters
 told = torch.load(os.environ["TOLD"])
 made = parameters()
 with torch.no_grad():
