@@ -8,6 +8,7 @@ the package an interruption is raised: at a few of them, or with EBB_TEST_LONG=1
 import contextlib
 import copy
 import dis
+import functools
 import gc
 import os
 import random
@@ -29,6 +30,13 @@ PLACES = 40 if os.environ.get("EBB_TEST_LONG") else 5
 FILES = (os.path.dirname(ebb.__file__) + os.sep, contextlib.__file__)
 
 
+@functools.lru_cache(maxsize=None)
+def handler(code, offset):
+    """Where an error of an operation goes: 0 is to the caller. (Before Python 3.11 an operation ends a try, and this is 0.)"""
+    table = dis._parse_exception_table(code) if hasattr(dis, "_parse_exception_table") else ()
+    return next((entry.target for entry in table if entry.start <= offset < entry.end), 0)
+
+
 class Interruption:
     """KeyboardInterrupt at one place, the so many-th time; place None: nowhere, but `seen` tells of all."""
 
@@ -46,13 +54,16 @@ class Interruption:
         if not code.co_filename.startswith(FILES) or code.co_name == "__del__":  # Python lets nothing out of that
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        looks = True  # Python does, before the next operation
+        looks, before = True, None  # Python looks for signals, before the next operation
 
         def operation(frame, event, _):
-            nonlocal looks
+            nonlocal looks, before
             if event == "opcode":
-                name, now = dis.opname[code.co_code[frame.f_lasti]], looks
+                # What Python finds at the end of a call it raises in the call: where the next operation is no longer in the
+                # call's try, nothing can come between the two.
+                name, now = dis.opname[code.co_code[frame.f_lasti]], looks and before in (None, handler(code, frame.f_lasti))
                 looks = name.startswith("CALL") or name in ("JUMP_BACKWARD", "JUMP_ABSOLUTE", "BEFORE_WITH", "SETUP_WITH")
+                before = handler(code, frame.f_lasti)
                 if now:
                     place = (os.path.basename(code.co_filename), code.co_name, frame.f_lasti)
                     self.seen[place] = self.seen.get(place, 0) + 1
