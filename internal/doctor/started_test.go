@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/ebb-offload/ebb/internal/launch"
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 const softDir = "/opt/ebb/lib/softgpu"
@@ -95,6 +96,7 @@ func TestAWholeExaminationOfAProcessOnTheSoftwareDevice(t *testing.T) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
+	testutil.Started(t, cmd.Process.Pid)
 	r := Run(t.Context(), Options{DiskDirs: []string{onDisk(t)}, Given: true, PID: cmd.Process.Pid, Device: launch.DeviceAuto, Quick: true,
 		Libraries: libs, Environ: x.o.Environ, Self: self, Progress: func(string) {}})
 	i := slices.IndexFunc(r.Findings, func(f Finding) bool { return f.Check == "device" })

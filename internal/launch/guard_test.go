@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // sleeper is a process that only a signal ends, started with an environment.
@@ -25,6 +27,7 @@ func sleeper(t *testing.T, attr *syscall.SysProcAttr, environ ...string) *exec.C
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
+	testutil.Started(t, cmd.Process.Pid)
 	return cmd
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 
@@ -80,6 +81,25 @@ func InBuild(t testing.TB, prefix string) string {
 		t.Fatal(err)
 	}
 	return removed(t, dir)
+}
+
+// Started waits until the kernel tells of the environment of a process that was just started. Whoever starts one goes on
+// when its program has been replaced, which is a moment before.
+func Started(t testing.TB, pid int) {
+	t.Helper()
+	for {
+		environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(environ) > 0 {
+			return
+		}
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil || strings.Contains(string(status), "\nState:\tZ") {
+			t.Fatalf("process %d has ended: %v", pid, err)
+		}
+	}
 }
 
 // removed has a directory removed when the test ends.
