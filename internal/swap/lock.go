@@ -187,13 +187,27 @@ func holder(path string) (h Holder) {
 // have it where the holder runs in a container: the kernel tells.
 func here(path string, pid int) bool {
 	var st unix.Stat_t
+	if unix.Lstat(path, &st) != nil {
+		return false
+	}
+	// While the list is read, which is done in parts, it passes over a lock when one before it is given back.
+	for range 8 {
+		if listed(st.Ino, pid) {
+			return true
+		}
+	}
+	return false
+}
+
+// listed reports whether the kernel's list of locks has one of a process on an inode.
+func listed(inode uint64, pid int) bool {
 	locks, err := os.ReadFile("/proc/locks")
-	if err != nil || unix.Lstat(path, &st) != nil {
+	if err != nil {
 		return false
 	}
 	for line := range strings.Lines(string(locks)) { // 1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE 0 EOF
 		f := strings.Fields(line)
-		if len(f) > 5 && f[1] == "FLOCK" && f[4] == strconv.Itoa(pid) && strings.HasSuffix(f[5], fmt.Sprintf(":%d", st.Ino)) {
+		if len(f) > 5 && f[1] == "FLOCK" && f[4] == strconv.Itoa(pid) && strings.HasSuffix(f[5], fmt.Sprintf(":%d", inode)) {
 			return true
 		}
 	}
