@@ -50,7 +50,7 @@ func newBrowser(t *testing.T) *browser {
 	if path == "" {
 		t.Skip("no Chromium here (Debian: apt-get install chromium)")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute) // then it hangs
+	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute) // then it hangs
 	t.Cleanup(cancel)
 	own := testutil.SocketDir(t) // it makes sockets in both
 	cmd := exec.CommandContext(ctx, path, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
@@ -60,6 +60,8 @@ func newBrowser(t *testing.T) *browser {
 	ours, theirs := pipe(t)
 	back, backTheirs := pipe(t)
 	cmd.ExtraFiles = []*os.File{ours, backTheirs} // its descriptors 3 and 4
+	// What it writes is taken from a pipe, at whose end all its processes have ended: none makes files in its directory any more.
+	cmd.Stderr, cmd.WaitDelay = &bytes.Buffer{}, time.Minute
 	if err := cmd.Start(); err != nil {
 		t.Skipf("Chromium does not start here: %v", err)
 	}
@@ -84,6 +86,7 @@ func newBrowser(t *testing.T) *browser {
 	for _, domain := range []string{"Page", "Runtime", "Log", "Network"} {
 		b.call(domain+".enable", nil, nil)
 	}
+	b.call("Page.setLifecycleEventsEnabled", map[string]any{"enabled": true}, nil)
 	return b
 }
 
@@ -155,17 +158,29 @@ func (b *browser) open(file string, width, height int, dark, script bool) {
 	b.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
 	b.call("Emulation.setScriptExecutionDisabled", map[string]any{"value": !script}, nil)
 	b.events = nil
-	b.call("Page.navigate", map[string]any{"url": "file://" + file}, nil)
-	for {
-		for _, e := range b.events {
-			if e.Method == "Page.loadEventFired" {
-				return
-			}
-		}
+	var page struct {
+		LoaderID string `json:"loaderId"`
+	}
+	b.call("Page.navigate", map[string]any{"url": "file://" + file}, &page)
+	for !b.loaded(page.LoaderID) {
 		if m := b.next("load"); m.Method != "" {
 			b.events = append(b.events, m)
 		}
 	}
+}
+
+// loaded reports whether a page is loaded: this one, and not the one before it, of which word may come late.
+func (b *browser) loaded(loader string) bool {
+	for _, e := range b.events {
+		var told struct {
+			LoaderID string `json:"loaderId"`
+			Name     string `json:"name"`
+		}
+		if e.Method == "Page.lifecycleEvent" && json.Unmarshal(e.Params, &told) == nil && told.LoaderID == loader && told.Name == "load" {
+			return true
+		}
+	}
+	return false
 }
 
 // eval evaluates an expression in the page.
