@@ -37,7 +37,7 @@ func here() examination {
 func lookAt(t *testing.T, dir string, given bool) map[string]Finding {
 	t.Helper()
 	rows := map[string]Finding{}
-	for _, f := range here().disk(dir, given).run(t.Context(), hereLimit) {
+	for _, f := range here().disk(dir, given).run(t.Context(), hangs) {
 		rows[f.Check] = f
 	}
 	return rows

@@ -87,7 +87,7 @@ func lookAtProcess(t *testing.T, s system) map[string]Finding {
 	x := examination{system: s}
 	x.o.Libraries.Preload = shim
 	rows := map[string]Finding{}
-	for _, f := range x.process(4711).run(t.Context(), hereLimit) {
+	for _, f := range x.process(4711).run(t.Context(), hangs) {
 		rows[f.Check] = f
 	}
 	return rows

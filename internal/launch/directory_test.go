@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebb-offload/ebb/internal/testutil"
 )
 
 // disk is an empty directory of this user on the disk that holds the repository.
@@ -18,11 +20,7 @@ func disk(t *testing.T) string {
 		t.Fatal(err)
 	}
 	if m, err := mountOf(dir); err != nil || m.inMemory() {
-		dir, err = os.MkdirTemp(".", "testdir-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		return testutil.InBuild(t, "launch-")
 	}
 	return dir
 }
