@@ -92,6 +92,7 @@ func TestMpirun(t *testing.T) {
 		env: []string{
 			"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1",
 			"OMPI_MCA_btl_tcp_if_include=lo", "OMPI_MCA_oob_tcp_if_include=lo", "OMPI_MCA_hwloc_base_binding_policy=none",
+			"OMPI_MCA_odls_base_sigkill_timeout=60", // else ebb exec has one second to remove the files of a rank that is ended
 		},
 		line: func(_, line string) string { return line },
 	}.test(t, 7)
@@ -239,8 +240,11 @@ func (l launcher) documented(t *testing.T, job, disk, program string) string {
 	return "exec " + l.line(job, line)
 }
 
+// given are the ports that freePort gave, which their launchers may not have yet.
+var given = map[int]bool{}
+
 // freePort is a port at which nobody listens, of those that the kernel gives nobody who does not ask for it: until the
-// launcher has it, nobody else gets it by chance.
+// launcher has it, nobody else gets it by chance. Each is given once.
 func freePort(t *testing.T) string {
 	t.Helper()
 	var low, high int
@@ -259,10 +263,14 @@ func freePort(t *testing.T) string {
 		if from >= to {
 			break
 		}
-		port := strconv.Itoa(from + rand.IntN(to-from))
-		if listener, err := net.Listen("tcp", ":"+port); err == nil {
+		port := from + rand.IntN(to-from)
+		if given[port] {
+			continue
+		}
+		if listener, err := net.Listen("tcp", ":"+strconv.Itoa(port)); err == nil {
 			_ = listener.Close()
-			return port
+			given[port] = true
+			return strconv.Itoa(port)
 		}
 	}
 	t.Fatalf("no port is free beside those that the kernel gives, %d to %d", low, high)

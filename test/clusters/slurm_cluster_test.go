@@ -182,6 +182,8 @@ exec slurmd -D -N "$1" </dev/null`, c.dir, n.name)
 		net, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", n.pid()))
 		return err == nil && net != own
 	})
+	// The kernel removes the link of a node that was killed some time after it.
+	c.await("the end of the link that "+n.name+" had before", func() bool { return c.cmd(0, "ip", "link", "show", "v"+number).Run() != nil })
 	c.inside("ip", "link", "add", "v"+number, "type", "veth", "peer", "name", "eth0", "netns", fmt.Sprint(n.pid()))
 	c.inside("ip", "link", "set", "v"+number, "master", "br0", "up")
 	if _, err := go1.WriteString("go\n"); err != nil {

@@ -42,6 +42,8 @@ type demoJob struct {
 	events *os.File
 	tell   *os.File // where rank 0 hears that it can go on
 
+	heard chan struct{} // its own word "heard" was read
+
 	mu   sync.Mutex // guards all below
 	idle map[int]int
 	ends int
@@ -66,7 +68,7 @@ func (c *slurmCluster) submit(t *testing.T, spec jobSpec) *demoJob {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j := &demoJob{c: c, dir: dir, idle: map[int]int{}, said: map[string]string{}}
+	j := &demoJob{c: c, dir: dir, heard: make(chan struct{}, 1), idle: map[int]int{}, said: map[string]string{}}
 	for _, name := range []string{"events", "rollouts"} {
 		if err := syscall.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
 			t.Fatal(err)
@@ -154,6 +156,8 @@ func (j *demoJob) read() {
 			j.idle[e.Cycle]++
 		case "end":
 			j.ends++
+		case "heard":
+			j.heard <- struct{}{}
 		}
 		j.mu.Unlock()
 	}
@@ -204,9 +208,15 @@ func (j *demoJob) goOn(t *testing.T, cycle int) {
 	}
 }
 
+// awaitEnd waits for the end of the job, and until all that its ranks told is taken in.
 func (j *demoJob) awaitEnd() {
 	j.c.t.Helper()
 	j.c.await("the end of job "+j.id, func() bool { return j.state() == "" })
+	if _, err := j.events.WriteString("\n" + `{"event":"heard"}` + "\n"); err != nil {
+		j.c.t.Fatal(err)
+	}
+	j.c.await("what the ranks of job "+j.id+" told", func() bool { return len(j.heard) > 0 })
+	<-j.heard
 }
 
 // answer is what the verbs print with --json, as far as it is looked at.
@@ -443,7 +453,7 @@ func (c *slurmCluster) twoJobsOnANode(t *testing.T) {
 }
 
 func (c *slurmCluster) interrupted(t *testing.T) {
-	j := c.submit(t, jobSpec{nodes: 2, script: "export EBB_FAULT_FILES=pwrite:*:delay=500ms"})
+	j := c.submit(t, jobSpec{nodes: 2, script: "export EBB_FAULT_FILES=pwrite:*:delay=2s"})
 	j.awaitIdle(t, 1, 4)
 	var stdout, stderr bytes.Buffer
 	pause := c.cmd(slurmUser, c.ebb(), "pause", "--slurm", j.id, "--json")
