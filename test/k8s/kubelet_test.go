@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -323,16 +324,51 @@ func until(t *testing.T, what string, happened func() bool, containers ...*proce
 	}
 }
 
-// freePort is a port that nobody listens on now.
-func freePort(t *testing.T) string {
+// given are the ports that freePorts gave, at which nobody may listen yet.
+var given = map[int]bool{}
+
+// freePorts is the first of neighbouring ports at which nobody listens, of those that the kernel gives nobody who does
+// not ask for them: nobody else gets them by chance, and who connects before anybody listens is not connected to itself.
+// Each is given once.
+func freePorts(t *testing.T, count int) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	var low, high int
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
+	if _, err := fmt.Sscan(string(text), &low, &high); err != nil {
+		t.Fatalf("%q: %v", text, err)
+	}
+	from, to := 10_000, low-count
+	if from >= to {
+		from, to = high+1, 65_536-count
+	}
+	free := func(port int) bool {
+		l, err := net.Listen("tcp", ":"+strconv.Itoa(port))
+		if err == nil {
+			_ = l.Close()
+		}
+		return err == nil && !given[port]
+	}
+	for range 1000 {
+		if from >= to {
+			break
+		}
+		first, n := from+rand.IntN(to-from), 0
+		for n < count && free(first+n) {
+			n++
+		}
+		if n < count {
+			continue
+		}
+		for i := range count {
+			given[first+i] = true
+		}
+		return strconv.Itoa(first)
+	}
+	t.Fatalf("no %d ports are free beside those that the kernel gives, %d to %d", count, low, high)
+	return ""
 }
 
 // files are the files and directories below a directory.

@@ -57,7 +57,7 @@ dist.all_reduce(x)
 print("rank", dist.get_rank(), "of", dist.get_world_size(), "has", int(x.item()), os.environ["EBB_JOB"], os.environ["NODE_NAME"], os.environ["EBB_RANK"], flush=True)
 `
 	a := accept(t, render(t, "--name", "meet", "--nodes", "2", "--nproc-per-node", "2", "--image", "i", "--params", "1M", "--host-reserve", "1GiB",
-		"--no-serve", "--port", freePort(t), "--ebb", ebb, "--env", "EBB_DEVICE=soft", "--", "/usr/bin/python3", "-c", program))
+		"--no-serve", "--port", freePorts(t, 1), "--ebb", ebb, "--env", "EBB_DEVICE=soft", "--", "/usr/bin/python3", "-c", program))
 	var pods []*process
 	var nodes []*node
 	for i := range 2 {
@@ -154,10 +154,10 @@ func TestAControllerCommandsTheRanksOfPods(t *testing.T) {
 		"--kernels", filepath.Join(root, "dist/lib/softgpu/demo_kernels.so"), "--weights", filepath.Join(dir, "weights"),
 		"--rollouts", fifo, "--cycles", "2", "--steps", "2", "--megabytes", "4",
 	}
-	// torchrun's own store has the port that it names, and the demo opens one by itself.
+	// torchrun's own store has the port that it names, and the demo opens the next one by itself.
 	program := append([]string{"sh", "-c", `MASTER_PORT=$((MASTER_PORT + 1)) exec "$@"`, "demo"}, demo...)
 	a := accept(t, render(t, append([]string{"--name", "demo", "--nodes", "2", "--nproc-per-node", "2", "--image", "i", "--params", "1M", "--host-reserve", "1GiB",
-		"--port", twoPorts(t), "--ebb", ebb, "--env", "EBB_DEVICE=soft", "--chunk-mb", "2", "--"}, program...)...))
+		"--port", freePorts(t, 2), "--ebb", ebb, "--env", "EBB_DEVICE=soft", "--chunk-mb", "2", "--"}, program...)...))
 
 	certificate, key, trusted := selfSigned(t)
 	const token = "0123456789abcdef0123456789abcdef"
@@ -170,7 +170,7 @@ func TestAControllerCommandsTheRanksOfPods(t *testing.T) {
 		n.secret("serve-tls", "tls.crt", certificate)
 		n.secret("serve-tls", "tls.key", key)
 		serve := n.pod.InitContainers[0]
-		port := freePort(t) // for the pods share an address here
+		port := freePorts(t, 1) // for the pods share an address here
 		serve.Args = slices.Clone(serve.Args)
 		for j, arg := range serve.Args {
 			serve.Args[j] = strings.ReplaceAll(arg, ":7737", ":"+port)
@@ -299,22 +299,6 @@ func withinLimit(t *testing.T, p *process, c corev1.Container) {
 	if limit := c.Resources.Limits.Memory().Value(); total == 0 || total<<10 > limit/2 {
 		t.Errorf("%s had %d KiB, of %d bytes", p.name, total, limit)
 	}
-}
-
-// twoPorts is a port that is free, like the one after it.
-func twoPorts(t *testing.T) string {
-	t.Helper()
-	for range 100 {
-		port := freePort(t)
-		var n int
-		_, _ = fmt.Sscan(port, &n)
-		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", n+1)); err == nil {
-			_ = l.Close()
-			return port
-		}
-	}
-	t.Fatal("no two ports are free")
-	return ""
 }
 
 // selfSigned is a certificate of this machine with its key, and who trusts it.
