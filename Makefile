@@ -179,7 +179,7 @@ lint-python:
 
 $(GOLANGCI_LINT):
 	@mkdir -p $(TOOLS)
-	GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+	GOBIN=$(TOOLS) scripts/again.sh $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 	@mv $(TOOLS)/golangci-lint $@
 
 .PHONY: clean

@@ -11,7 +11,7 @@ python=${PYTHON:-python3}
 stage=build/wheel
 
 if ! build/venv/bin/python3 -c 'import setuptools.command.bdist_wheel' 2>/dev/null; then
-	if ! { "$python" -m venv build/venv && build/venv/bin/pip install --quiet --disable-pip-version-check 'setuptools>=70.1'; }; then
+	if ! { "$python" -m venv build/venv && scripts/again.sh build/venv/bin/pip install --quiet --disable-pip-version-check 'setuptools>=70.1'; }; then
 		echo "build-wheel: no wheel: setuptools 70.1 or later could not be fetched" >&2
 		exit 3
 	fi

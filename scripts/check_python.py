@@ -80,7 +80,7 @@ def with_torch():
         print("python tests: installing python3-torch", flush=True)
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for command in (["update"], ["install", "-y", "--no-install-recommends", "python3-torch"]):
-            subprocess.run(["apt-get", "-qq", *command], env=environment, stdout=subprocess.DEVNULL)
+            subprocess.run([str(ROOT / "scripts/again.sh"), "apt-get", "-qq", *command], env=environment, stdout=subprocess.DEVNULL)
     return debian if has_torch(debian) else None
 
 

