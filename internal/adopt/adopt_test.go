@@ -67,7 +67,8 @@ func put(t testing.TB, path string, content []byte) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, content, 0o644); err != nil {
+	// Others may read it, whatever the umask is.
+	if err := errors.Join(os.WriteFile(path, content, 0o644), os.Chmod(path, 0o644), os.Chmod(filepath.Dir(path), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 }
