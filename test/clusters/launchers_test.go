@@ -92,7 +92,7 @@ func TestMpirun(t *testing.T) {
 		env: []string{
 			"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1",
 			"OMPI_MCA_btl_tcp_if_include=lo", "OMPI_MCA_oob_tcp_if_include=lo", "OMPI_MCA_hwloc_base_binding_policy=none",
-			"OMPI_MCA_odls_base_sigkill_timeout=60", // else ebb exec has one second to remove the files of a rank that is ended
+			"OMPI_MCA_odls_base_sigkill_timeout=5", // that ebb exec has to remove the files of a rank that is ended; mpirun waits all of it
 		},
 		line: func(_, line string) string { return line },
 	}.test(t, 7)

@@ -453,7 +453,7 @@ func (c *slurmCluster) twoJobsOnANode(t *testing.T) {
 }
 
 func (c *slurmCluster) interrupted(t *testing.T) {
-	j := c.submit(t, jobSpec{nodes: 2, script: "export EBB_FAULT_FILES=pwrite:*:delay=2s"})
+	j := c.submit(t, jobSpec{nodes: 2, script: "export EBB_FAULT_FILES=pwrite:*:delay=1s"})
 	j.awaitIdle(t, 1, 4)
 	var stdout, stderr bytes.Buffer
 	pause := c.cmd(slurmUser, c.ebb(), "pause", "--slurm", j.id, "--json")
