@@ -459,7 +459,7 @@ func TestARuntimeDirectoryThatIsTooLongForASocketIsNamed(t *testing.T) {
 }
 
 func TestWithoutARuntimeDirectoryTheEngineWorks(t *testing.T) {
-	open := t.TempDir()
+	open := testutil.SocketDir(t)
 	check(t, os.Chmod(open, 0o755))
 	r := newRigWith(t, Config{ChunkBytes: 4 << 20, RuntimeDir: open, Calls: &direct{}})
 	if n := strings.Count(r.logged(), "cannot be commanded from outside: the runtime directory "+open+" is not private"); n != 1 {
@@ -620,7 +620,8 @@ func TestEventsThatFindNoRoomInTheLogAreCounted(t *testing.T) {
 
 func TestEachPauseAndResumeIsALine(t *testing.T) {
 	for _, json := range []bool{false, true} {
-		r := newRigWith(t, Config{ChunkBytes: 4 << 20, Identity: "role=actor cell=0 rank=3", Job: "j", LogJSON: json})
+		c := Config{ChunkBytes: 4 << 20, Identity: "role=actor cell=0 rank=3", Job: "j", LogJSON: json}
+		r := newRigIn(t, c, testutil.InBuild(t, "engine-"))
 		r.make(120<<20, 0, disk("x"))
 		r.make(1<<20, 0, pinned("y"))
 		r.pause()

@@ -142,7 +142,7 @@ func TestAPauseDoesNotNeedPools(t *testing.T) {
 		"cuMemPoolTrimTo:*:999":      "give back the idle memory of a pool of device 0",
 		"cuDeviceGraphMemTrim:*:999": "give back the idle memory of graphs of device 0",
 	} {
-		r := newRig(t)
+		r := newRigIn(t, Config{ChunkBytes: 4 << 20}, testutil.InBuild(t, "engine-")) // of a directory in memory more is said
 		a := r.make(grain, 0, disk("x"))
 		r.fault(fault)
 		r.pause()
