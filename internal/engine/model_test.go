@@ -22,7 +22,7 @@ import (
 var long = os.Getenv("EBB_TEST_LONG") == "1"
 
 // setChecks sets how many sequences rapid tries and prints the seed with which they can be run
-// again (-rapid.seed).
+// again (-rapid.seed). Where none is given each test has its own.
 func setChecks(t *testing.T, short, many int) {
 	t.Helper()
 	if long {
@@ -30,6 +30,7 @@ func setChecks(t *testing.T, short, many int) {
 	}
 	if flag.Lookup("rapid.seed").Value.String() == "0" {
 		check(t, flag.Set("rapid.seed", strconv.FormatUint(rand.Uint64()|1, 10)))
+		t.Cleanup(func() { check(t, flag.Set("rapid.seed", "0")) })
 	}
 	check(t, flag.Set("rapid.checks", strconv.Itoa(short)))
 	fmt.Printf("%s: %d sequences, -rapid.seed=%v\n", t.Name(), short, flag.Lookup("rapid.seed").Value)
