@@ -374,15 +374,24 @@ func TestCtrlCReachesTheRankOnce(t *testing.T) {
 }
 
 func TestCtrlZStopsEbbToo(t *testing.T) {
-	cmd := command(t, workRoot(t), "ebb", "exec", "--", "sh", "-c", "echo ready; read x; echo got $x")
+	cmd := command(t, workRoot(t), "ebb", "exec", "--", "sh", "-c", "echo ready $$ now; read x; echo got $x")
 	keyboard, screen := terminal(t, cmd)
 	screen.await(t, "ready")
 	press(t, keyboard, "\x1a")
-	if err := eventually("ebb stops", func() bool {
-		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+	stopped := func(pid string) bool {
+		stat, _ := os.ReadFile("/proc/" + pid + "/stat")
 		return strings.Contains(string(stat), ") T ")
-	}); err != nil {
+	}
+	if err := eventually("ebb stops", func() bool { return stopped(strconv.Itoa(cmd.Process.Pid)) }); err != nil {
 		t.Fatal(err)
+	}
+	_, rank, _ := strings.Cut(screen.text.String(), "ready ")
+	rank, _, _ = strings.Cut(rank, " now")
+	for range 50 {
+		if !stopped(rank) {
+			t.Fatal("the rank runs on while ebb is stopped")
+		}
+		time.Sleep(2 * time.Millisecond)
 	}
 	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)

@@ -192,6 +192,7 @@ func (s *supervisor) startOne(c *child) error {
 	}
 	if s.terminal != nil {
 		attr.Sys.Foreground, attr.Sys.Ctty = true, s.terminal.fd
+		s.terminal.starts()
 	}
 	pid, err := s.orphans.start(func() (int, error) { return syscall.ForkExec(c.Path, c.Args, attr) })
 	if err != nil {

@@ -28,12 +28,14 @@ func ownTerminal(f *os.File) *terminal {
 	return &terminal{fd: fd, self: group, c: make(chan os.Signal, 1)}
 }
 
+// starts is called before the child is started: it may be stopped as soon as it runs.
+func (t *terminal) starts() { signal.Notify(t.c, unix.SIGCHLD) }
+
 // started is called when the child, which was started in the foreground, runs.
 func (t *terminal) started() {
 	// The kernel stops a background process that hands the terminal over, unless it ignores
 	// this signal. Children would inherit that: there are none to come.
 	signal.Ignore(unix.SIGTTOU)
-	signal.Notify(t.c, unix.SIGCHLD)
 }
 
 // changes tells when to call look. Nil without a terminal.
@@ -52,7 +54,16 @@ func (t *terminal) look(child int) {
 	if err != nil || info.Signo != int32(unix.SIGCHLD) {
 		return
 	}
+	if os.Getpid() == 1 {
+		// The first process of a container takes no SIGSTOP: nobody could let it go on.
+		_ = unix.Kill(-child, unix.SIGCONT)
+		return
+	}
+	on := make(chan os.Signal, 1)
+	signal.Notify(on, unix.SIGCONT)
+	defer signal.Stop(on)
 	_ = unix.Kill(0, unix.SIGSTOP)
+	<-on // threads run on for a moment after the call: the child would too, while ebb is stopped
 	// Here ebb goes on: in the foreground, or in the background as the shell said.
 	if group, err := unix.IoctlGetInt(t.fd, unix.TIOCGPGRP); err == nil && group == t.self {
 		t.give(child)
