@@ -80,7 +80,8 @@ type actor struct {
 	third  operations // pauses after a touch
 
 	shape   shape
-	staging uint64 // pinned bytes, as ebb tells
+	staging uint64         // pinned bytes, as ebb tells
+	ways    map[string]way // how pauses and resumes move bytes, where ebb tried what is best
 }
 
 // shape is how ebb moves bytes: what raw arms do likewise.
@@ -127,6 +128,11 @@ type actorOptions struct {
 const pieceBytes = 256 * mib
 
 func piecesOf(bytes uint64) uint64 { return max(1, bytes/pieceBytes) }
+
+// pieceText names an actor: "16 x 256 MiB".
+func pieceText(bytes, pieces uint64) string {
+	return fmt.Sprintf("%d x %s", pieces, sizeText(bytes/pieces))
+}
 
 // actor starts a process and allocates memory in it.
 func (s *session) actor(lib library, o actorOptions) (*actor, error) {
@@ -248,7 +254,7 @@ func (a *actor) operate(verb string) (operation, error) {
 	if last != nil {
 		o.out = *last
 	}
-	a.shape, a.staging = shapeOf(st), st.StagingBytes
+	a.shape, a.staging, a.ways = shapeOf(st), st.StagingBytes, st.ways()
 	return o, nil
 }
 

@@ -166,6 +166,7 @@ func (s *session) cycle(together []part, first bool) error {
 		s.point("read", "raw", c.reads)
 		s.points(c.main...)
 	}
+	s.tell("pause", pieceText(s.bytes, piecesOf(s.bytes)), c.main[0])
 	for i, p := range together {
 		p.figures(s, c, own[i])
 	}
@@ -284,6 +285,7 @@ func (s *session) startHalf() ([]*actor, error) {
 func (s *session) halfFigures(c *cast, own []*actor) {
 	const what = "host budget for half the bytes: time / disk only"
 	half, disk := own[0], c.main[0]
+	s.tell("host-half", pieceText(s.bytes, piecesOf(s.bytes)), half)
 	inHost := half.pauses.series("", "", func(o operation) float64 { return float64(o.out.HostBytes) / float64(o.bytes) })
 	share := median(inHost.values)
 	if share == 0 {
@@ -303,6 +305,7 @@ func (s *session) startAdamW() ([]*actor, error) {
 }
 
 func (s *session) adamwFigures(c *cast, own []*actor) {
+	s.tell("adamw", "zeroed gradients", own[0])
 	for _, a := range own {
 		pause := ratio("adamw", a.lib.name, "AdamW actor, pause: logical GB/s / raw write", a.pauses.rates("pause"), c.writes.rates("raw write")).atLeast(1.15)
 		resume := ratio("adamw", a.lib.name, "AdamW actor, resume: logical GB/s / raw read", a.wakes.rates("resume"), c.reads.rates("raw read")).atLeast(1.15)
@@ -353,6 +356,7 @@ func (s *session) deadFigures(c *cast, own []*actor) {
 		return
 	}
 	a := own[0]
+	s.tell(row, "and dead bytes", a)
 	live := float64(a.bytes-a.dead) / float64(a.bytes)
 	pause := ratio(row, "ebb", whats[0], a.pauses.rates("pause"), c.writes.rates("raw write")).atLeast(1.15 / live)
 	if len(a.pauses) > 0 {
@@ -424,7 +428,7 @@ func (s *session) addUnchanged(a *actor, touched float64) {
 const (
 	smallPiece = 2 * mib
 	smallCount = 10_000
-	// smallRounds is how many rounds there are of 20 GiB, so that a run of all rows ends within minutes.
+	// smallRounds is how many rounds there are of 20 GiB beside other rows, so that a run of all rows ends within minutes.
 	smallRounds = 3
 )
 
@@ -440,7 +444,7 @@ func (s *session) smallBytes() uint64 {
 func (s *session) startSmall() ([]*actor, error) {
 	size := s.smallBytes()
 	actors, err := s.actors(actorOptions{backup: "disk", bytes: size, pieces: size / smallPiece, row: "small"})
-	if size > s.bytes {
+	if size > s.bytes && !s.only("small") {
 		for _, a := range actors {
 			a.rounds = smallRounds
 		}
@@ -483,8 +487,9 @@ func (s *session) rawSmall(c *cast, own []*actor) (rawArms, error) {
 }
 
 func (s *session) smallFigures(c *cast, own []*actor) {
-	large := fmt.Sprintf("%d x %s", piecesOf(s.bytes), sizeText(s.bytes/piecesOf(s.bytes)))
+	large := pieceText(s.bytes, piecesOf(s.bytes))
 	count := s.smallBytes() / smallPiece
+	s.tell("small", pieceText(s.smallBytes(), count), own[0])
 	name := fmt.Sprintf("%d x 2 MiB / %s, GB/s", count, large)
 	files := fmt.Sprintf("raw %d files of 2 MiB", count)
 	for i, many := range own {

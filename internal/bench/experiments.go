@@ -167,6 +167,7 @@ func (s *session) hostCycles() error {
 	if err != nil && !s.interrupted() {
 		return err
 	}
+	s.tell(row, pieceText(s.bytes, piecesOf(s.bytes)), kept[0])
 	for _, a := range kept {
 		pause := ratio(row, a.lib.name, "host memory, later pause / pinned copy", a.pauses.rates("pause"), out.rates("copy")).atLeast(0.92)
 		if a.lib.ebb {

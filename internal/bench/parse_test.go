@@ -93,10 +93,7 @@ func TestShapeOfTransfersIsWhatEbbUsed(t *testing.T) {
 	if got, want := shapeOf(st), (shape{16, 16, 4 * mib, 3}); got != want {
 		t.Errorf("without probes %+v", got)
 	}
-	st.Probes = append(st.Probes, struct {
-		Operation string `json:"operation"`
-		Workers   int    `json:"workers"`
-	}{"resume", 8})
+	st.Probes = append(st.Probes, way{Operation: "resume", Workers: 8})
 	if got, want := shapeOf(st), (shape{16, 8, 4 * mib, 3}); got != want {
 		t.Errorf("with a probe of resumes %+v", got)
 	}

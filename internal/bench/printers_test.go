@@ -54,6 +54,22 @@ func sample() Report {
 				Point{"read", "raw", size, seconds * 1.4}, Point{"resume", "ebb", size, seconds * 1.5})
 		}
 	}
+	r.Spans = []Spans{
+		{
+			Row: "pause", What: "16 x 256 MiB", Operation: "pause", Rounds: 5, Seconds: 1.48, Workers: 8,
+			Phases: map[string]float64{"wait": 0.0001, "room": 0.0014, "hash": 0.0013, "move": 1.47, "check": 0.0011, "commit": 0.0012, "unmap": 0.0038, "rest": 0.0004},
+			Trials: []Trial{{4, false, 2.2, 0}, {8, false, 2.7, 0}, {16, false, 2.71, 0}},
+		},
+		{
+			Row: "cpu", What: "16 x 256 MiB", Operation: "pause", Rounds: 5, Seconds: 0.0841, Workers: 1, Snapshot: true,
+			Phases: map[string]float64{"hash": 0.0012, "move": 0.0789, "check": 0.0011, "unmap": 0.0021},
+			Trials: []Trial{{1, true, 53.1, 0.0007}, {8, false, 51.3, 0}},
+		},
+		{
+			Row: "small", What: "10000 x 2 MiB", Operation: "resume", Rounds: 3, Seconds: 11.04, Workers: 4,
+			Phases: map[string]float64{"create": 0.144, "move": 10.9},
+		},
+	}
 	r.Took, r.Seconds = []Took{{"pause, resume, checks, cpu-seconds", 60.04}, {"small", 78.5}}, 150
 	r.Ended = "ended by SIGTERM; nothing is left behind"
 	r.sort()

@@ -184,14 +184,28 @@ type status struct {
 	BlockBytes   uint64   `json:"block_bytes"`
 	LastPause    *outcome `json:"last_pause"`
 	LastResume   *outcome `json:"last_resume"`
-	Probes       []struct {
-		Operation string `json:"operation"` // pause or resume
-		Workers   int    `json:"workers"`
-	} `json:"probes"`
-	Disk struct {
+	Probes       []way    `json:"probes"`
+	Disk         struct {
 		Files  int  `json:"files"`
 		Direct bool `json:"direct_io"`
 	} `json:"disk"`
+}
+
+// way is how ebb moves bytes, as it found out.
+type way struct {
+	Operation string  `json:"operation"` // pause or resume
+	Workers   int     `json:"workers"`
+	Snapshot  bool    `json:"snapshot"`
+	Trials    []Trial `json:"trials"`
+}
+
+// ways are those by operation.
+func (s status) ways() map[string]way {
+	ways := map[string]way{}
+	for _, w := range s.Probes {
+		ways[w.Operation] = w
+	}
+	return ways
 }
 
 type outcome struct {

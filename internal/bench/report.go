@@ -13,6 +13,7 @@ type Report struct {
 	Machine     Machine  `json:"machine"`
 	Setup       Setup    `json:"setup"`
 	Figures     []Figure `json:"figures"` // ratios first
+	Spans       []Spans  `json:"spans"`   // where the time of pauses and resumes went
 	Points      []Point  `json:"points"`
 	Took        []Took   `json:"took"`            // where the time went
 	Seconds     float64  `json:"seconds"`         // of the run

@@ -170,7 +170,7 @@ func (s *session) open() error {
 		MessageType: "bench", Version: version.Version,
 		Machine: s.machine(),
 		Setup:   Setup{Bytes: s.bytes, Rounds: s.o.Rounds, Ranks: s.o.Ranks, ChunkMB: s.o.ChunkMB, Against: s.o.Against},
-		Points:  []Point{},
+		Points:  []Point{}, Spans: []Spans{},
 	}
 	return nil
 }
@@ -311,6 +311,9 @@ func (s *session) add(figures ...Figure) {
 }
 
 func (s *session) wants(row string) bool { return len(s.o.Rows) == 0 || slices.Contains(s.o.Rows, row) }
+
+// only reports whether no other row was asked for.
+func (s *session) only(row string) bool { return slices.Equal(s.o.Rows, []string{row}) }
 
 // experiments are those that give the rows asked for.
 func (s *session) experiments() []experiment {

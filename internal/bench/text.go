@@ -39,6 +39,8 @@ func (r Report) WriteText(w io.Writer, bold bool) {
 	p.head(r)
 	p.table("ratio", r.Figures, true)
 	p.table("rate or size", r.Figures, false)
+	p.spansTable(r, "pause")
+	p.spansTable(r, "resume")
 	var absent []Figure
 	for _, f := range r.Figures {
 		if f.Missing != "" {
@@ -175,7 +177,7 @@ func bare(unit string, v float64) string {
 	if unit == unitBytes && v != 0 {
 		return sizeText(uint64(v))
 	}
-	return strconv.FormatFloat(v, 'g', -1, 64)
+	return strconv.FormatFloat(v, 'g', 4, 64)
 }
 
 // spread is the interval of a figure; a single value has none.
