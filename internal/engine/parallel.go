@@ -19,6 +19,17 @@ const sideBySide = 8
 // inParallel calls f for 0 … n-1, several at a time. After the first error no further call is
 // begun; that error is returned. The calls are made on threads with capture mode relaxed.
 func (e *Engine) inParallel(n int, f func(i int) error) error {
+	return sideBySideIn(e.relaxed, n, f)
+}
+
+// onFiles is inParallel for calls that ask disks and not the driver. Each file call is made on another thread
+// (filesys.Deadline), and to wait for one on a thread of one's own takes ten times as long.
+func (e *Engine) onFiles(n int, f func(i int) error) error {
+	return sideBySideIn(func(f func() error) error { return f() }, n, f)
+}
+
+// sideBySideIn calls f for 0 … n-1 on several goroutines, each of which runs in around.
+func sideBySideIn(around func(func() error) error, n int, f func(i int) error) error {
 	var next atomic.Int64
 	var failed atomic.Bool
 	var once sync.Once
@@ -26,7 +37,7 @@ func (e *Engine) inParallel(n int, f func(i int) error) error {
 	var wg sync.WaitGroup
 	for range min(sideBySide, n) {
 		wg.Go(func() {
-			err := e.relaxed(func() error {
+			err := around(func() error {
 				for !failed.Load() {
 					i := int(next.Add(1) - 1)
 					if i >= n {

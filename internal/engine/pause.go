@@ -156,7 +156,7 @@ func (e *Engine) save(set []*alloc.Allocation, s Settings, p *watch) (rest []*al
 		return set, t, err
 	}
 	defer p.done(&p.Commit)
-	err = e.inParallel(len(held), func(i int) error {
+	err = e.onFiles(len(held), func(i int) error {
 		if held[i] == nil {
 			return nil
 		}
@@ -177,7 +177,13 @@ const rewrites = 2
 // that came at any moment in between shows, even one that was undone. What is written after the last hash
 // is lost: nothing looks between it and the unmapping. On a device without the kernel all
 // blocks are saved, and what is written to the memory meanwhile is not found.
-func (e *Engine) saveChecked(t *transfer, unused plan.Ranges) error {
+func (e *Engine) saveChecked(t *transfer, unused plan.Ranges) (err error) {
+	e.readySnapshots(t)
+	defer func() {
+		if e2 := e.restPool()(); err == nil {
+			err = e2
+		}
+	}()
 	if err := e.decide(t, unused); err != nil {
 		return err
 	}
@@ -185,11 +191,15 @@ func (e *Engine) saveChecked(t *transfer, unused plan.Ranges) error {
 		if err := e.run(t, pipeline.Store); err != nil {
 			return err
 		}
+		rested := e.restPool()
 		// A fault that happened meanwhile would have made the copies worthless.
 		if err := e.synchronizeAll(); err != nil {
 			return err
 		}
 		changed, err := e.verify(t, everyBlock)
+		if e2 := rested(); err == nil {
+			err = e2
+		}
 		if err != nil || len(changed) == 0 {
 			return err
 		}
@@ -254,7 +264,7 @@ func (e *Engine) openBackings(set []*alloc.Allocation) (held []store.Backing, fr
 	}
 	held = make([]store.Backing, len(set))
 	made := make([]bool, len(set))
-	err = e.inParallel(len(set), func(i int) (err error) {
+	err = e.onFiles(len(set), func(i int) (err error) {
 		a := set[i]
 		if a.Backup == alloc.BackupNone {
 			return nil

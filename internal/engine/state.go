@@ -193,7 +193,7 @@ func (e *Engine) CreateState(name string, segments []uint64, device int, diskDir
 		st.segments = append(st.segments, &segment{of: st, number: i, size: size, backing: b})
 		st.bytes += size
 	}
-	err = e.inParallel(len(segments), func(i int) error { return e.reserveSegment(st.segments[i]) })
+	err = e.onFiles(len(segments), func(i int) error { return e.reserveSegment(st.segments[i]) })
 	if errors.Is(err, store.ErrNoSpace) && len(segments) > 1 {
 		err = fmt.Errorf("it takes %s in all: %w", sizes.Binary(st.bytes), err)
 	}

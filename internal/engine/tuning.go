@@ -1,8 +1,10 @@
 package engine
 
 import (
+	"slices"
 	"strings"
 
+	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/pipeline"
 )
 
@@ -16,6 +18,8 @@ type tuning struct {
 	Snapshot   bool             `json:"snapshot"` // by way of device memory of ebb's own
 	Trials     []pipeline.Trial `json:"trials"`
 }
+
+func (t *tuning) way() pipeline.Way { return pipeline.Way{Workers: t.Workers, Snapshot: t.Snapshot} }
 
 // serves reports whether o is what t was found out for.
 func (t *tuning) serves(o *tuning) bool {
@@ -46,6 +50,41 @@ func (e *Engine) runTuned(d pipeline.Direction, work pipeline.Work, blockBytes u
 	return way.Workers, err
 }
 
+// readySnapshots has the workers make the snapshots by way of which the latest kind of pause to host memory went, while
+// memory is hashed. That this one goes the same way shows only after that.
+func (e *Engine) readySnapshots(t *transfer) {
+	way, known := e.hostWay()
+	if !known || e.pool == nil {
+		return
+	}
+	for i, a := range t.set {
+		if t.held[i] != nil && a.Backup == alloc.BackupCPU && t.kernel[a.Device] {
+			e.pool.Ready(way, pipeline.Move{Of: a, Device: a.Device, Backing: t.held[i], Kernel: true})
+			return
+		}
+	}
+}
+
+// hostWay is the way of pauses to host memory that was found out last.
+func (e *Engine) hostWay() (way pipeline.Way, known bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, t := range slices.Backward(e.tunings) {
+		if t.Direction == "pause" && t.Dirs == "" {
+			return t.way(), true
+		}
+	}
+	return way, false
+}
+
+// restPool is Rest of the pool, where there is one.
+func (e *Engine) restPool() (wait func() error) {
+	if e.pool == nil {
+		return func() error { return nil }
+	}
+	return e.pool.Rest()
+}
+
 // runLane is runTuned for a request of streamed state: the first one that moves enough to files tries the ways. Blocks of zeros are not moved, which looks fast and tells nothing of a disk.
 func (e *Engine) runLane(l *lane, st *State, work pipeline.Work, bytes uint64) error {
 	t := tuning{
@@ -73,7 +112,7 @@ func (e *Engine) tuned(of *tuning) (way pipeline.Way, known bool) {
 	defer e.mu.Unlock()
 	for _, t := range e.tunings {
 		if t.serves(of) {
-			return pipeline.Way{Workers: t.Workers, Snapshot: t.Snapshot}, true
+			return t.way(), true
 		}
 	}
 	return way, false

@@ -33,7 +33,7 @@ func (e *Engine) releaseBackingsOf(list []*alloc.Allocation) {
 		}
 		return nil
 	}
-	if e.inParallel(len(list), drop) == nil {
+	if e.onFiles(len(list), drop) == nil {
 		return
 	}
 	for i := range list { // what is dropped already is no matter

@@ -23,31 +23,64 @@ import (
 
 const (
 	// batchBytes is how much is copied at a time.
-	batchBytes = 16 << 20
+	batchBytes = 32 << 20
 	// batchTiles bounds the blocks of a batch by what one launch has room for.
 	batchTiles = batchBytes/fingerprint.TileBytes + 64
 	// snapshotAlign is what blocks in a snapshot are aligned to. Kernels need 16.
 	snapshotAlign = 256
 )
 
-// gather adds to a batch of one block those that come next, while they are for the same device and in host
-// memory.
-func (w *worker) gather(j job, f *inflight) error {
-	first := f.blocks[0].move
+// batch is what a worker moves at a time: the next move of a job, or several neighbours. Nothing: there is none left.
+func (w *worker) batch(j job) (moves []*Move) {
+	j.queues.mu.Lock()
+	defer j.queues.mu.Unlock()
+	first := w.next(j)
+	if first == nil {
+		return nil
+	}
+	moves = append(moves, first)
+	if !w.several(j, first) {
+		return moves
+	}
 	bytes, tiles := batchSize(first.Length), fingerprint.Tiles(first.Length)
-	for {
-		m := w.next(j)
-		if m == nil {
-			return nil
-		}
+	for m := w.next(j); m != nil; m = w.next(j) {
 		bytes += batchSize(m.Length)
 		tiles += fingerprint.Tiles(m.Length)
-		if m.Zero || !m.Kernel || m.Device != first.Device || bytes > batchBytes || tiles > batchTiles || !m.Backing.Direct(m.Offset) {
-			w.ahead = m
-			return nil
+		if m.Device != first.Device || bytes > batchBytes || tiles > batchTiles || !w.several(j, m) {
+			w.ahead = append([]*Move{m}, w.ahead...)
+			return moves
 		}
+		moves = append(moves, m)
+	}
+	return moves
+}
+
+// next is the next move of a job. Called with the lock of its queues held.
+func (w *worker) next(j job) *Move {
+	if len(w.ahead) > 0 {
+		m := w.ahead[0]
+		w.ahead = w.ahead[1:]
+		return m
+	}
+	return j.queues.take(j.own)
+}
+
+// several reports whether a move can be one of a batch, as far as is known.
+func (w *worker) several(j job, m *Move) bool {
+	if m.Zero || !m.Kernel || m.Bytes != nil || !m.Backing.Direct(m.Offset) {
+		return false
+	}
+	if j.direction == Load {
+		return true
+	}
+	s, tried := w.snapshots[m.Device]
+	return j.way.Snapshot && (s != nil || !tried)
+}
+
+// add adds moves of blocks in host memory.
+func (f *inflight) add(moves []*Move) (err error) {
+	for _, m := range moves {
 		b := block{move: m, direct: true}
-		var err error
 		if b.host, err = m.Backing.Memory(m.Offset); err == nil && b.host == nil {
 			err = fmt.Errorf("%w: it is gone", ErrPanic)
 		}
@@ -56,6 +89,7 @@ func (w *worker) gather(j job, f *inflight) error {
 		}
 		f.blocks = append(f.blocks, b)
 	}
+	return nil
 }
 
 // batchSize is what a block takes of a snapshot.
@@ -89,7 +123,8 @@ func (f *inflight) copies(addr func(i int) mem.Addr) (list []transfer) {
 }
 
 // snapshot is memory of one device, a batch for each slot of a worker. It is there for the length of an
-// operation at most: what a pause frees, it must not keep.
+// operation at most: what a pause frees, it must not keep. To make it and to give it back takes as long as 50 to 100 MB
+// take to move (H200), so both are done while the caller does something else (Ready, Rest).
 type snapshot struct {
 	handle mem.Handle
 	addr   mem.Addr
@@ -159,13 +194,11 @@ func (p *Pool) prepare(way Way, m Move) (seconds float64, have bool, err error) 
 	begun := time.Now()
 	var without atomic.Bool
 	err = p.each(way.Workers, func(_ int, w *worker) error {
-		return w.safely(func() error {
-			_, err := w.useDevice(m.Device)
-			if err == nil && !w.haveSnapshot(m.Device) {
-				without.Store(true)
-			}
-			return err
-		})
+		err := w.makeReady(m)
+		if err == nil && w.snapshots[m.Device] == nil {
+			without.Store(true)
+		}
+		return err
 	})
 	return time.Since(begun).Seconds(), err == nil && !without.Load(), err
 }
@@ -181,22 +214,47 @@ func (p *Pool) possible(way Way, work Work) (Way, error) {
 	_, have, err := p.prepare(Way{Workers: min(way.Workers, work.Host.Len), Snapshot: true}, first)
 	if !have {
 		way = p.Default(first.Length)
-		p.dropSnapshots(&err)
+		if e := p.Rest()(); err == nil {
+			err = e
+		}
 	}
 	return way, err
 }
 
-// dropSnapshots gives all of the workers' snapshots back at the end of an operation. An error is added to one that
-// is there.
-func (p *Pool) dropSnapshots(err *error) {
-	e := p.each(len(p.workers), func(_ int, w *worker) error {
+// Ready has the workers of a way begin to make the snapshots for moves like this one, and returns at once. Whether they can
+// be had shows in Run.
+func (p *Pool) Ready(way Way, m Move) {
+	way.Workers = min(way.Workers, p.options.Workers)
+	if !way.Snapshot || p.start(way.Workers) != nil {
+		return
+	}
+	p.begin(way.Workers, func(_ int, w *worker) error { return w.makeReady(m) })
+}
+
+// makeReady makes the snapshot for moves like this one, if it can be had.
+func (w *worker) makeReady(m Move) error {
+	return w.safely(func() error {
+		_, err := w.useDevice(m.Device)
+		if err == nil {
+			w.haveSnapshot(m.Device)
+		}
+		return err
+	})
+}
+
+// Rest begins to give back what the workers took of devices for an operation, and returns at once; wait is until they have.
+func (p *Pool) Rest() (wait func() error) {
+	all := p.begin(len(p.workers), func(_ int, w *worker) error {
 		if len(w.snapshots) == 0 {
 			return nil
 		}
 		return w.safely(w.dropSnapshots)
 	})
-	if *err == nil && e != nil {
-		*err = fmt.Errorf("give back a worker's device memory: %w", e)
+	return func() error {
+		if err := all(); err != nil {
+			return fmt.Errorf("give back a worker's device memory: %w", err)
+		}
+		return nil
 	}
 }
 

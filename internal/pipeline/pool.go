@@ -143,15 +143,15 @@ const (
 
 // Run moves everything, and returns when every block was accepted. After the first error no further
 // block is begun; that error is returned. used is how it was done: without snapshots where they cannot be had.
+// After work that stores to host memory, Rest is to be called.
 func (p *Pool) Run(d Direction, work Work, way Way) (used Way, err error) {
-	defer p.dropSnapshots(&err)
 	if way, err = p.possible(way, work); err != nil {
 		return way, err
 	}
 	return way, p.move(d, work, way)
 }
 
-// move is Run, and leaves the workers their snapshots.
+// move is Run, with the snapshots that there are.
 func (p *Pool) move(d Direction, work Work, way Way) error {
 	workers := max(1, min(way.Workers, p.options.Workers, work.Host.Len+work.Disk.Len))
 	if err := p.start(workers); err != nil {
@@ -167,18 +167,22 @@ func (p *Pool) move(d Direction, work Work, way Way) error {
 }
 
 // each has the first n workers do f, each on its thread, and returns the first error of them.
-func (p *Pool) each(n int, f func(i int, w *worker) error) error {
+func (p *Pool) each(n int, f func(i int, w *worker) error) error { return p.begin(n, f)() }
+
+// begin is each, and wait is to be called for the error, or not at all. Until a worker is done, it takes nothing else on.
+func (p *Pool) begin(n int, f func(i int, w *worker) error) (wait func() error) {
 	errs := make(chan error, n)
 	for i, w := range p.workers[:n] {
 		w.tasks <- func() { errs <- f(i, w) }
 	}
-	var first error
-	for range n {
-		if err := <-errs; err != nil && first == nil {
-			first = err
+	return func() (first error) {
+		for range n {
+			if err := <-errs; err != nil && first == nil {
+				first = err
+			}
 		}
+		return first
 	}
-	return first
 }
 
 // start sees to it that there are n workers.

@@ -54,7 +54,7 @@ func diskWays(most int) []Way {
 	return append(list, Way{Workers: most})
 }
 
-// hostWays are those for host memory: few workers keep a link busy, with large copies even fewer. The
+// hostWays are those for host memory: few workers keep a link busy, with large copies one. The
 // fastest is not the same on every machine. Of ways that are equally fast in moving the first is the best, since
 // fewer threads also leave the driver more time to unmap (H200, 4 GiB: 4.1 ms after 8 workers, 2.9 after 4, 2.0 after 2
 // with snapshots).
@@ -63,7 +63,7 @@ func hostWays(d Direction, most int) []Way {
 	if d == Load {
 		return []Way{{Workers: few}, {Workers: some}}
 	}
-	return []Way{{Workers: few, Snapshot: true}, {Workers: some, Snapshot: true}, {Workers: some}, {Workers: more}}
+	return []Way{{Workers: 1, Snapshot: true}, {Workers: few, Snapshot: true}, {Workers: some}, {Workers: more}}
 }
 
 // Probe is Run, and finds out which way is best for the disks or the memory at hand: successive parts of
@@ -71,7 +71,6 @@ func hostWays(d Direction, most int) []Way {
 // anyway. Where there are too few blocks to tell, there are no trials. What goes to memory beside
 // a disk is never what takes long.
 func (p *Pool) Probe(d Direction, work Work, otherwise Way) (best Way, trials []Trial, err error) {
-	defer p.dropSnapshots(&err)
 	best = otherwise
 	queue, ways := &work.Disk, diskWays(p.options.Workers)
 	if work.Disk.Len == 0 {
@@ -111,7 +110,7 @@ func (p *Pool) Probe(d Direction, work Work, otherwise Way) (best Way, trials []
 	}
 	best = choose(trials, bytes)
 	if !best.Snapshot {
-		if p.dropSnapshots(&err); err != nil {
+		if err := p.Rest()(); err != nil {
 			return best, trials, err
 		}
 	}

@@ -1,6 +1,9 @@
 package pipeline
 
-import "sync/atomic"
+import (
+	"sync"
+	"sync/atomic"
+)
 
 // The two queues of an operation.
 const (
@@ -10,21 +13,23 @@ const (
 
 // queues hand out the moves of one operation, each once, each queue in order.
 type queues struct {
+	mu   sync.Mutex // held while a worker takes what it moves at a time, so that these are neighbours
 	of   [2]Moves
-	next [2]atomic.Int64
+	next [2]int      // guarded by mu
 	stop atomic.Bool // a worker failed
 
 	moved *Moved
 }
 
-// take is the next move: of the worker's own queue or, when that is empty, of the other one.
+// take is the next move: of the worker's own queue or, when that is empty, of the other one. Called with mu held.
 func (q *queues) take(own int) *Move {
 	if q.stop.Load() {
 		return nil
 	}
 	for _, k := range [2]int{own, 1 - own} {
-		if i := q.next[k].Add(1) - 1; i < int64(q.of[k].Len) {
-			m := q.of[k].At(int(i))
+		if i := q.next[k]; i < q.of[k].Len {
+			q.next[k]++
+			m := q.of[k].At(i)
 			m.queue = k
 			return &m
 		}

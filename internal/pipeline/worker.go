@@ -28,7 +28,7 @@ type worker struct {
 	lent      []lent               // see quarantine.go
 	hashers   [slots]device.Hasher // nil until first needed
 	streams   map[int]*[slots]device.Stream
-	ahead     *Move             // taken from the queue, and left for the next batch
+	ahead     []*Move           // taken from the queue, and left for the next batch
 	snapshots map[int]*snapshot // by device, of one operation; nil: cannot be had
 	current   int               // device whose context is current on the thread; meaningful when streams is not empty
 }
@@ -64,15 +64,6 @@ func (b *block) failed(doing string, err error) error {
 
 func (b *block) address() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b.host)) }
 
-// next is the next move of a job.
-func (w *worker) next(j job) *Move {
-	if m := w.ahead; m != nil {
-		w.ahead = nil
-		return m
-	}
-	return j.queues.take(j.own)
-}
-
 // store copies blocks to the host and writes them: while one is written, the next is copied.
 func (w *worker) store(j job) error {
 	cur, err := w.beginCopyOut(j, 0)
@@ -93,23 +84,26 @@ func (w *worker) store(j job) error {
 // beginCopyOut takes the next moves that copy, and begins the copy in a slot; nil when there is none
 // left. Moves without a copy are done on the way.
 func (w *worker) beginCopyOut(j job, slot int) (*inflight, error) {
-	m := w.next(j)
-	for ; m != nil && m.Zero; m = w.next(j) {
+	moves := w.batch(j)
+	for ; len(moves) > 0 && moves[0].Zero; moves = w.batch(j) {
+		m := moves[0]
 		m.Backing.Mark(m.Offset, store.Block{State: store.Zero, Sum: m.Sum, Known: true})
 	}
-	if m == nil {
+	if len(moves) == 0 {
 		return nil, nil
 	}
+	m := moves[0]
 	f, err := w.place(m, slot)
 	if err != nil {
 		return nil, err
 	}
 	first := &f.blocks[0]
-	snapshot := first.direct && m.Kernel && j.way.Snapshot && w.haveSnapshot(m.Device)
-	if snapshot {
-		if err := w.gather(j, f); err != nil {
-			return nil, err
-		}
+	snapshot := w.several(j, m) && w.haveSnapshot(m.Device)
+	if !snapshot { // there is none after all: one by one
+		w.ahead, moves = append(moves[1:], w.ahead...), moves[:1]
+	}
+	if err := f.add(moves[1:]); err != nil {
+		return nil, err
 	}
 	for i := range f.blocks {
 		if b := &f.blocks[i]; b.direct { // what is said about the block is not true from here on
@@ -156,7 +150,7 @@ func (w *worker) launch(f *inflight, spans []device.Span) (err error) {
 		w.hashers[f.slot] = h
 	}
 	n, err := h.Launch(spans, f.stream)
-	if err == nil && n < len(spans) { // gather sees to it that they fit
+	if err == nil && n < len(spans) { // batch sees to it that they fit
 		err = fmt.Errorf("%w: %d of %d blocks of a batch were hashed", ErrPanic, n, len(spans))
 	}
 	return err
@@ -202,11 +196,11 @@ func (w *worker) load(j job) error {
 				break
 			}
 		}
-		m := w.next(j)
-		if m == nil {
+		moves := w.batch(j)
+		if len(moves) == 0 {
 			break
 		}
-		busy[slot], err = w.beginCopyIn(j, m, slot)
+		busy[slot], err = w.beginCopyIn(moves, slot)
 	}
 	for _, f := range busy {
 		if f == nil {
@@ -219,9 +213,9 @@ func (w *worker) load(j job) error {
 	return err
 }
 
-// beginCopyIn reads a block into a slot and begins its copy to the device. Of blocks in host memory it
-// takes as many as are copied at a time.
-func (w *worker) beginCopyIn(j job, m *Move, slot int) (*inflight, error) {
+// beginCopyIn reads a block into a slot and begins its copy to the device, or that of several in host memory.
+func (w *worker) beginCopyIn(moves []*Move, slot int) (*inflight, error) {
+	m := moves[0]
 	f, err := w.place(m, slot)
 	if err != nil {
 		return nil, err
@@ -247,10 +241,8 @@ func (w *worker) beginCopyIn(j job, m *Move, slot int) (*inflight, error) {
 		}
 		return f, nil
 	}
-	if first.direct && m.Kernel {
-		if err := w.gather(j, f); err != nil {
-			return nil, err
-		}
+	if err := f.add(moves[1:]); err != nil {
+		return nil, err
 	}
 	for i := range f.blocks {
 		if err := w.read(&f.blocks[i], slot); err != nil {
