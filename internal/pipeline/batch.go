@@ -192,6 +192,7 @@ func (p *Pool) prepare(way Way, m Move) (seconds float64, have bool, err error) 
 		return 0, false, nil
 	}
 	begun := time.Now()
+	p.snapshots = max(p.snapshots, way.Workers)
 	var without atomic.Bool
 	err = p.each(way.Workers, func(_ int, w *worker) error {
 		err := w.makeReady(m)
@@ -228,6 +229,7 @@ func (p *Pool) Ready(way Way, m Move) {
 	if !way.Snapshot || p.start(way.Workers) != nil {
 		return
 	}
+	p.snapshots = max(p.snapshots, way.Workers)
 	p.begin(way.Workers, func(_ int, w *worker) error { return w.makeReady(m) })
 }
 
@@ -244,12 +246,8 @@ func (w *worker) makeReady(m Move) error {
 
 // Rest begins to give back what the workers took of devices for an operation, and returns at once; wait is until they have.
 func (p *Pool) Rest() (wait func() error) {
-	all := p.begin(len(p.workers), func(_ int, w *worker) error {
-		if len(w.snapshots) == 0 {
-			return nil
-		}
-		return w.safely(w.dropSnapshots)
-	})
+	all := p.begin(p.snapshots, func(_ int, w *worker) error { return w.safely(w.dropSnapshots) })
+	p.snapshots = 0
 	return func() error {
 		if err := all(); err != nil {
 			return fmt.Errorf("give back a worker's device memory: %w", err)

@@ -113,11 +113,12 @@ type Options struct {
 
 // Pool is the set of workers. They are started when an operation first wants so many.
 type Pool struct {
-	drv     device.Driver
-	options Options
-	staging *staging.Staging // nil until UseStaging
-	workers []*worker
-	running sync.WaitGroup
+	drv       device.Driver
+	options   Options
+	staging   *staging.Staging // nil until UseStaging
+	workers   []*worker
+	snapshots int // how many of them may have some
+	running   sync.WaitGroup
 }
 
 // New makes a pool, without workers yet.
@@ -156,6 +157,9 @@ func (p *Pool) move(d Direction, work Work, way Way) error {
 	workers := max(1, min(way.Workers, p.options.Workers, work.Host.Len+work.Disk.Len))
 	if err := p.start(workers); err != nil {
 		return err
+	}
+	if way.Snapshot {
+		p.snapshots = max(p.snapshots, workers)
 	}
 	if work.Moved == nil {
 		work.Moved = &Moved{}
