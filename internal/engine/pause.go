@@ -8,7 +8,6 @@ import (
 
 	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/filesys"
-	"github.com/ebb-offload/ebb/internal/fingerprint"
 	"github.com/ebb-offload/ebb/internal/hostmem"
 	"github.com/ebb-offload/ebb/internal/pipeline"
 	"github.com/ebb-offload/ebb/internal/plan"
@@ -178,19 +177,15 @@ const rewrites = 2
 // is lost: nothing looks between it and the unmapping. On a device without the kernel all
 // blocks are saved, and what is written to the memory meanwhile is not found.
 func (e *Engine) saveChecked(t *transfer, unused plan.Ranges) (err error) {
-	e.readySnapshots(t)
 	defer func() {
 		if e2 := e.restPool()(); err == nil {
 			err = e2
 		}
 	}()
-	if err := e.decide(t, unused); err != nil {
+	if err := e.saveOnce(t, unused); err != nil {
 		return err
 	}
 	for round := 0; ; round++ {
-		if err := e.run(t, pipeline.Store); err != nil {
-			return err
-		}
 		rested := e.restPool()
 		// A fault that happened meanwhile would have made the copies worthless.
 		if err := e.synchronizeAll(); err != nil {
@@ -212,42 +207,13 @@ func (e *Engine) saveChecked(t *transfer, unused plan.Ranges) (err error) {
 			b := t.blocks.At(int(n))
 			t.plan.Move(int(n), b, t.target(b))
 		}
+		if err := e.run(t, pipeline.Store); err != nil {
+			return err
+		}
 	}
 }
 
 func everyBlock(int) bool { return true }
-
-// decide hashes all device memory and enters what becomes of each block in the plan. Blocks that
-// do not move get their new entries here, with the fingerprint that their memory has.
-func (e *Engine) decide(t *transfer, unused plan.Ranges) error {
-	defer t.phases.done(&t.phases.Hash)
-	for n := range t.blocks.Len() {
-		if b := t.blocks.At(n); !t.hashed(b) {
-			t.plan.Add(n, b, plan.Move, t.target(b), false)
-		}
-	}
-	return e.hashBlocks(t, everyBlock, func(n int, sum fingerprint.Sum, zero bool) {
-		b := t.blocks.At(n)
-		backing, was, target := t.held[b.Item], t.entry(b), t.target(b)
-		action := plan.Pause(plan.Facts{
-			Zero:   zero,
-			Same:   was.State == store.Stored && was.Known && was.Sum == sum,
-			Unused: t.unused(b, &unused),
-		})
-		clear := false
-		switch action {
-		case plan.Zero:
-			t.zero[b.Length] = sum
-			// Its host memory has to be cleared, which is for the workers.
-			if clear = target == plan.Host && was.State != store.Zero; !clear {
-				backing.Mark(b.Offset, store.Block{State: store.Zero, Sum: sum, Known: true})
-			}
-		case plan.Dead:
-			backing.Mark(b.Offset, store.Block{State: store.Dead, Sum: sum, Known: true})
-		}
-		t.plan.Add(n, b, action, target, clear)
-	})
-}
 
 // openBackings returns the backings of the set, each with its room taken; nil for allocations
 // without backup. fresh are the allocations that had none before. On an error those are

@@ -24,14 +24,14 @@ type transfer struct {
 	blocks plan.Blocks
 	plan   plan.Plan
 
-	kernel  map[int]bool               // by device: ebb's kernel is there, for this transfer
-	fresh   bool                       // room for bytes was taken a moment ago, and may still be made
-	phases  *watch                     // of the operation
-	reach   []reach                    // by allocation, of a resume; nil: all is mapped
-	zero    map[uint64]fingerprint.Sum // of blocks of zeros, by length
-	checked time.Duration              // waited for fingerprints
-	moved   pipeline.Moved             // by the workers so far
-	workers int                        // that moved blocks
+	kernel  map[int]bool // by device: ebb's kernel is there, for this transfer
+	fresh   bool         // room for bytes was taken a moment ago, and may still be made
+	phases  *watch       // of the operation
+	reach   []reach      // by allocation, of a resume; nil: all is mapped
+	zero    zeroSums
+	checked time.Duration  // waited for fingerprints
+	moved   pipeline.Moved // by the workers so far
+	workers int            // that moved blocks
 }
 
 func (e *Engine) newTransfer(set []*alloc.Allocation, held []store.Backing, p *watch) *transfer {
@@ -41,7 +41,7 @@ func (e *Engine) newTransfer(set []*alloc.Allocation, held []store.Backing, p *w
 	}
 	t := &transfer{
 		set: set, held: held, phases: p, blocks: plan.Cut(items, e.block),
-		kernel: map[int]bool{}, zero: map[uint64]fingerprint.Sum{},
+		kernel: map[int]bool{}, zero: zeroSums{of: map[uint64]fingerprint.Sum{}},
 	}
 	t.plan = plan.New(t.blocks.Len())
 	p.moved = &t.moved
@@ -104,8 +104,17 @@ func (t *transfer) target(b plan.Block) plan.Target {
 	return b.Target
 }
 
-// move is block n for the workers.
+// move is block n for the workers, by the plan.
 func (t *transfer) move(n int) pipeline.Move {
+	m := t.block(n)
+	if t.plan.Action(n) == plan.Zero {
+		m.Zero, m.Sum = true, t.zero.get(m.Length)
+	}
+	return m
+}
+
+// block is move for a block of which is not known yet what becomes of it.
+func (t *transfer) block(n int) pipeline.Move {
 	b := t.blocks.At(n)
 	a := t.set[b.Item]
 	m := pipeline.Move{
@@ -121,9 +130,6 @@ func (t *transfer) move(n int) pipeline.Move {
 			}
 			return t.addr(b), nil
 		}
-	}
-	if t.plan.Action(n) == plan.Zero {
-		m.Zero, m.Sum = true, t.zero[b.Length]
 	}
 	return m
 }

@@ -1,10 +1,8 @@
 package engine
 
 import (
-	"slices"
 	"strings"
 
-	"github.com/ebb-offload/ebb/internal/alloc"
 	"github.com/ebb-offload/ebb/internal/pipeline"
 )
 
@@ -48,33 +46,6 @@ func (e *Engine) runTuned(d pipeline.Direction, work pipeline.Work, blockBytes u
 		e.mu.Unlock()
 	}
 	return way.Workers, err
-}
-
-// readySnapshots has the workers make the snapshots by way of which the latest kind of pause to host memory went, while
-// memory is hashed. That this one goes the same way shows only after that.
-func (e *Engine) readySnapshots(t *transfer) {
-	way, known := e.hostWay()
-	if !known || e.pool == nil {
-		return
-	}
-	for i, a := range t.set {
-		if t.held[i] != nil && a.Backup == alloc.BackupCPU && t.kernel[a.Device] {
-			e.pool.Ready(way, pipeline.Move{Of: a, Device: a.Device, Backing: t.held[i], Kernel: true})
-			return
-		}
-	}
-}
-
-// hostWay is the way of pauses to host memory that was found out last.
-func (e *Engine) hostWay() (way pipeline.Way, known bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, t := range slices.Backward(e.tunings) {
-		if t.Direction == "pause" && t.Dirs == "" {
-			return t.way(), true
-		}
-	}
-	return way, false
 }
 
 // restPool is Rest of the pool, where there is one.

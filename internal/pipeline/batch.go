@@ -34,7 +34,7 @@ const (
 func (w *worker) batch(j job) (moves []*Move) {
 	j.queues.mu.Lock()
 	defer j.queues.mu.Unlock()
-	first := w.next(j)
+	first := w.next(j, true)
 	if first == nil {
 		return nil
 	}
@@ -43,7 +43,7 @@ func (w *worker) batch(j job) (moves []*Move) {
 		return moves
 	}
 	bytes, tiles := batchSize(first.Length), fingerprint.Tiles(first.Length)
-	for m := w.next(j); m != nil; m = w.next(j) {
+	for m := w.next(j, false); m != nil; m = w.next(j, false) {
 		bytes += batchSize(m.Length)
 		tiles += fingerprint.Tiles(m.Length)
 		if m.Device != first.Device || bytes > batchBytes || tiles > batchTiles || !w.several(j, m) {
@@ -56,13 +56,13 @@ func (w *worker) batch(j job) (moves []*Move) {
 }
 
 // next is the next move of a job. Called with the lock of its queues held.
-func (w *worker) next(j job) *Move {
+func (w *worker) next(j job, wait bool) *Move {
 	if len(w.ahead) > 0 {
 		m := w.ahead[0]
 		w.ahead = w.ahead[1:]
 		return m
 	}
-	return j.queues.take(j.own)
+	return j.queues.take(j.own, wait)
 }
 
 // several reports whether a move can be one of a batch, as far as is known.
@@ -123,8 +123,8 @@ func (f *inflight) copies(addr func(i int) mem.Addr) (list []transfer) {
 }
 
 // snapshot is memory of one device, a batch for each slot of a worker. It is there for the length of an
-// operation at most: what a pause frees, it must not keep. To make it and to give it back takes as long as 50 to 100 MB
-// take to move (H200), so both are done while the caller does something else (Ready, Rest).
+// operation at most: what a pause frees, it must not keep. To give it back takes as long as 25 to 50 MB take to
+// move (H200), so that is done while the caller does something else (Rest).
 type snapshot struct {
 	handle mem.Handle
 	addr   mem.Addr
@@ -220,17 +220,6 @@ func (p *Pool) possible(way Way, work Work) (Way, error) {
 		}
 	}
 	return way, err
-}
-
-// Ready has the workers of a way begin to make the snapshots for moves like this one, and returns at once. Whether they can
-// be had shows in Run.
-func (p *Pool) Ready(way Way, m Move) {
-	way.Workers = min(way.Workers, p.options.Workers)
-	if !way.Snapshot || p.start(way.Workers) != nil {
-		return
-	}
-	p.snapshots = max(p.snapshots, way.Workers)
-	p.begin(way.Workers, func(_ int, w *worker) error { return w.makeReady(m) })
 }
 
 // makeReady makes the snapshot for moves like this one, if it can be had.

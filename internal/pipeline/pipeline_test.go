@@ -16,7 +16,7 @@ func TestQueuesHandOutEveryMoveOnceTheOwnOnesFirst(t *testing.T) {
 	q := &queues{of: [2]Moves{hostQueue: moves(100, 2), diskQueue: moves(200, 3)}}
 	var got []uint64
 	for _, own := range []int{diskQueue, hostQueue, diskQueue, diskQueue, diskQueue, hostQueue, diskQueue} {
-		m := q.take(own)
+		m := q.take(own, true)
 		if m == nil {
 			got = append(got, 0)
 			continue
@@ -28,8 +28,57 @@ func TestQueuesHandOutEveryMoveOnceTheOwnOnesFirst(t *testing.T) {
 	}
 	q = &queues{of: [2]Moves{diskQueue: moves(200, 3)}}
 	q.stop.Store(true)
-	if m := q.take(diskQueue); m != nil {
+	if m := q.take(diskQueue, true); m != nil {
 		t.Errorf("move %+v after a worker failed", m)
+	}
+}
+
+func TestMovesThatAreSkippedAreNotHandedOut(t *testing.T) {
+	odd := Moves{Len: 7, At: func(i int) Move { return Move{Offset: uint64(i)} }, Skip: func(i int, _ bool) (skip, known bool) { return i%2 == 0, true }}
+	taken := func(of Moves) (got []uint64) {
+		q := &queues{of: [2]Moves{hostQueue: of, diskQueue: odd.part(2, 5)}}
+		for m := q.take(hostQueue, true); m != nil; m = q.take(hostQueue, true) {
+			got = append(got, m.Offset)
+		}
+		return got
+	}
+	if d := cmp.Diff([]uint64{1, 3, 5, 3}, taken(odd)); d != "" {
+		t.Error(d)
+	}
+	odd.Skip = func(_ int, wait bool) (skip, known bool) { return false, false } // and never will be
+	if got := taken(odd); got != nil {
+		t.Errorf("%v", got)
+	}
+}
+
+// Who does not wait is told of what is known, and takes the rest later.
+func TestWhatIsNotKnownIsLeftForLater(t *testing.T) {
+	known := 2
+	q := &queues{of: [2]Moves{hostQueue: {
+		Len: 3, At: func(i int) Move { return Move{Offset: uint64(i)} },
+		Skip: func(i int, _ bool) (bool, bool) { return i == 0, i < known },
+	}}}
+	if m := q.take(hostQueue, false); m == nil || m.Offset != 1 {
+		t.Errorf("%+v", m)
+	}
+	if m := q.take(hostQueue, false); m != nil {
+		t.Errorf("%+v", m)
+	}
+	known = 3
+	if m := q.take(hostQueue, false); m == nil || m.Offset != 2 {
+		t.Errorf("%+v", m)
+	}
+}
+
+// A worker that fails while another waits to know whether a move is to be made ends that one too.
+func TestNoMoveIsBegunAfterAWaitForOne(t *testing.T) {
+	q := &queues{}
+	q.of[hostQueue] = Moves{Len: 1, At: func(int) Move { return Move{} }, Skip: func(int, bool) (skip, known bool) {
+		q.stop.Store(true)
+		return false, true
+	}}
+	if m := q.take(hostQueue, true); m != nil {
+		t.Errorf("%+v", m)
 	}
 }
 

@@ -63,10 +63,18 @@ type Move struct {
 type Moves struct {
 	Len int
 	At  func(i int) Move
+
+	// Skip, if not nil, says whether a move is made or not. While that is not known it waits, if it may; not known in the
+	// end is not made. At is called after it, or before for what is certain: of what, and where that is.
+	Skip func(i int, wait bool) (skip, known bool)
 }
 
 func (m Moves) part(from, to int) Moves {
-	return Moves{Len: to - from, At: func(i int) Move { return m.At(from + i) }}
+	part := Moves{Len: to - from, At: func(i int) Move { return m.At(from + i) }}
+	if m.Skip != nil {
+		part.Skip = func(i int, wait bool) (skip, known bool) { return m.Skip(from+i, wait) }
+	}
+	return part
 }
 
 // Work is what one operation moves.

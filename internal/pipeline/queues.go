@@ -21,17 +21,29 @@ type queues struct {
 	moved *Moved
 }
 
-// take is the next move: of the worker's own queue or, when that is empty, of the other one. Called with mu held.
-func (q *queues) take(own int) *Move {
-	if q.stop.Load() {
-		return nil
-	}
+// take is the next move: of the worker's own queue or, when that is empty, of the other one. Called with mu held, over which
+// it may wait until it is known whether a move is made: the others would have to wait for the same. Without wait,
+// that is as if there were none.
+func (q *queues) take(own int, wait bool) *Move {
 	for _, k := range [2]int{own, 1 - own} {
-		if i := q.next[k]; i < q.of[k].Len {
+		for of := q.of[k]; q.next[k] < of.Len && !q.stop.Load(); {
+			i, skip := q.next[k], false
+			if of.Skip != nil {
+				known := false
+				if skip, known = of.Skip(i, wait); !known && !wait {
+					return nil
+				}
+				skip = skip || !known
+			}
+			if q.stop.Load() { // while it waited
+				return nil
+			}
 			q.next[k]++
-			m := q.of[k].At(i)
-			m.queue = k
-			return &m
+			if !skip {
+				m := of.At(i)
+				m.queue = k
+				return &m
+			}
 		}
 	}
 	return nil

@@ -111,19 +111,23 @@ type Plan struct {
 	ZeroBytes, SameBytes, DeadBytes uint64 // of the other blocks
 
 	actions []Action // by number of the block
+	worked  []bool   // the same: it is in a queue
 }
 
 // New is a plan for n blocks, without any.
-func New(n int) Plan { return Plan{actions: make([]Action, n)} }
+func New(n int) Plan { return Plan{actions: make([]Action, n), worked: make([]bool, n)} }
 
 // Action is what becomes of block n.
 func (p *Plan) Action(n int) Action { return p.actions[n] }
+
+// Worked reports whether block n is in a queue.
+func (p *Plan) Worked(n int) bool { return p.worked[n] }
 
 // Add enters block n. target is where its bytes are: what is on disk and what is not has queues of
 // its own, so that both move at the same time. A zero block is in a queue only where its memory has
 // to be set to zero (set), on whichever side.
 func (p *Plan) Add(n int, b Block, a Action, target Target, set bool) {
-	p.actions[n] = a
+	p.actions[n], p.worked[n] = a, a == Move || a == Zero && set
 	switch {
 	case a == Move && target == Disk:
 		p.Disk = append(p.Disk, int32(n))
