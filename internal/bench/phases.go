@@ -121,14 +121,17 @@ func wayText(workers int, snapshot bool) string {
 	return text
 }
 
-// milliseconds has few digits: what is small counts in tenths, what is large does not.
+// milliseconds has few digits: what is small counts in tenths, what is large does not. What would fill its column is
+// in seconds, and says so.
 func milliseconds(seconds float64) string {
 	switch ms := 1000 * seconds; {
 	case ms == 0:
 		return "-"
 	case ms < 99.95:
 		return fmt.Sprintf("%.1f", ms)
-	default:
+	case ms < 999_999.5:
 		return fmt.Sprintf("%.0f", ms)
+	default:
+		return fmt.Sprintf("%.0fs", seconds)
 	}
 }

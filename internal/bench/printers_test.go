@@ -116,6 +116,22 @@ func TestText(t *testing.T) {
 	}
 }
 
+// However long phases took, their numbers stand apart.
+func TestLongPhasesKeepToTheirColumns(t *testing.T) {
+	sp := Spans{Row: "cpu-seconds", What: "100000 x 255.99 MiB", Operation: "pause", Seconds: 98_765.4, Workers: 16, Phases: map[string]float64{}}
+	long := []float64{0.09994, 0.09996, 999.9994, 999.9996, 12_345.6, 98_765.4, 0.0001, 1e-9}
+	for i, name := range []string{"wait", "room", "hash", "move", "check", "commit", "unmap", "rest"} {
+		sp.Phases[name] = long[i]
+	}
+	var out bytes.Buffer
+	printer{w: &out}.spansTable(Report{Spans: []Spans{sp}}, "pause")
+	line := strings.Split(out.String(), "\n")[2]
+	want := []string{"cpu-seconds", "100000", "x", "255.99", "MiB", "98765s", "99.9", "100", "999999", "1000s", "12346s", "98765s", "0.1", "0.0"}
+	if diff := cmp.Diff(want, strings.Fields(line)); diff != "" || utf8.RuneCountInString(line) > columns {
+		t.Errorf("%s\n%s", line, diff)
+	}
+}
+
 // Goals are of ebb, and of a GPU. A figure of which nothing was measured is none.
 func TestGoalsAreForEbbOnAGPU(t *testing.T) {
 	goals := func(device string) (named []string) {
