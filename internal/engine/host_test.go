@@ -215,7 +215,7 @@ func TestNeighboursAreCopiedTogetherWhoeverTakesThem(t *testing.T) {
 		r.pause()
 		r.resume()
 		out, in := copies.out.Load(), copies.in.Load() // and not those of the test itself
-		if out < 4<<20 || in < 18<<20 { // while memory is hashed, 8 MiB are known at a time
+		if out < 4<<20 || in < 18<<20 {                // while memory is hashed, 8 MiB are known at a time
 			t.Fatalf("the largest copies have %d and %d bytes, of neighbours that are more than 18 MiB", out, in)
 		}
 		r.change(list)

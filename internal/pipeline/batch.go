@@ -57,7 +57,7 @@ func (w *worker) batch(j job) (moves []*Move) {
 
 // next is the next move of a job. Called with the lock of its queues held.
 func (w *worker) next(j job, wait bool) *Move {
-	if len(w.ahead) > 0 {
+	if len(w.ahead) > 0 && !j.queues.stop.Load() {
 		m := w.ahead[0]
 		w.ahead = w.ahead[1:]
 		return m

@@ -31,6 +31,10 @@ func TestQueuesHandOutEveryMoveOnceTheOwnOnesFirst(t *testing.T) {
 	if m := q.take(diskQueue, true); m != nil {
 		t.Errorf("move %+v after a worker failed", m)
 	}
+	w := &worker{ahead: []*Move{{Zero: true}}} // a batch that is done one by one
+	if moves := w.batch(job{queues: q}); len(moves) > 0 {
+		t.Errorf("move %+v of those taken before, after a worker failed", moves[0])
+	}
 }
 
 func TestMovesThatAreSkippedAreNotHandedOut(t *testing.T) {
