@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
@@ -373,6 +374,49 @@ func (w *refusesToHash) StreamSynchronize(s device.Stream) error {
 		return w.Driver.StreamSynchronize(s)
 	}
 	return &device.Error{Call: "cuStreamSynchronize", Code: device.CodeUnknown, Name: "CUDA_ERROR_UNKNOWN"}
+}
+
+// Snapshots are given back while the device is waited for and memory is hashed again. A pause that fails there does not end
+// before they are.
+func TestSnapshotsAreGivenBackBeforeAPauseThatFailsEnds(t *testing.T) {
+	r, list := hostRig(t)
+	r.bySnapshot()
+	free := [2]uint64{r.free(0), r.free(1)}
+	w := &faultAfterCopies{Driver: r.drv}
+	r.drv = w
+	_, err := r.Pause(nil, r.set)
+	r.drv = w.Driver
+	now := [2]uint64{r.free(0), r.free(1)}
+	if !device.IsCode(err, device.CodeUnknown) || !w.copied.Load() {
+		t.Fatalf("got %v", err)
+	}
+	if now != free {
+		t.Errorf("free before: %v, after: %v", free, now)
+	}
+	r.holds(list...)
+}
+
+// faultAfterCopies is the driver of a device that fails after copies to the host, and takes its time to unmap memory.
+type faultAfterCopies struct {
+	device.Driver
+	copied atomic.Bool
+}
+
+func (w *faultAfterCopies) CopyToHost(dst unsafe.Pointer, src mem.Addr, n uint64, s device.Stream) error {
+	w.copied.Store(true)
+	return w.Driver.CopyToHost(dst, src, n, s)
+}
+
+func (w *faultAfterCopies) Synchronize() error {
+	if w.copied.Load() {
+		return &device.Error{Call: "cuCtxSynchronize", Code: device.CodeUnknown, Name: "CUDA_ERROR_UNKNOWN"}
+	}
+	return w.Driver.Synchronize()
+}
+
+func (w *faultAfterCopies) MemUnmap(addr mem.Addr, n uint64) error {
+	time.Sleep(100 * time.Millisecond)
+	return w.Driver.MemUnmap(addr, n)
 }
 
 // A wait that fails leaves copies under way. They are waited for before the snapshots that they read and write are

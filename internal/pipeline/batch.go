@@ -234,10 +234,11 @@ func (w *worker) makeReady(m Move) error {
 }
 
 // Rest begins to give back what the workers took of devices for an operation, and returns at once; wait is until they have.
+// One that nobody waited for is waited for by the next, since a worker does one thing at a time.
 func (p *Pool) Rest() (wait func() error) {
 	all := p.begin(p.snapshots, func(_ int, w *worker) error { return w.safely(w.dropSnapshots) })
-	p.snapshots = 0
 	return func() error {
+		p.snapshots = 0
 		if err := all(); err != nil {
 			return fmt.Errorf("give back a worker's device memory: %w", err)
 		}
