@@ -538,6 +538,35 @@ func TestAPanicLeavesNoSnapshot(t *testing.T) {
 	r.holds(list...)
 }
 
+// Nor does one while a snapshot is made.
+func TestASnapshotThatAPanicLeftHalfMadeIsGivenBack(t *testing.T) {
+	r, list := hostRig(t)
+	r.bySnapshot()
+	free := [2]uint64{r.free(0), r.free(1)}
+	w := &whileMapped{Driver: r.drv, do: func() { panic("a defect") }}
+	r.drv = w
+	_, err := r.Pause(nil, r.set)
+	r.drv = w.Driver
+	if !errors.Is(err, pipeline.ErrPanic) {
+		t.Errorf("got %v", err)
+	}
+	if r.free(0) != free[0] || r.free(1) != free[1] {
+		t.Errorf("free before: %v, after: %d and %d", free, r.free(0), r.free(1))
+	}
+	r.holds(list...)
+}
+
+// whileMapped is the driver, and does something when memory is about to be mapped.
+type whileMapped struct {
+	device.Driver
+	do func()
+}
+
+func (w *whileMapped) MemMap(addr mem.Addr, n, off uint64, h mem.Handle) error {
+	w.do()
+	return w.Driver.MemMap(addr, n, off, h)
+}
+
 // A snapshot whose end was a defect is used by no later pause.
 func TestASnapshotThatWasHalfGivenBackIsNotUsedAgain(t *testing.T) {
 	r, list := hostRig(t)

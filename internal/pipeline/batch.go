@@ -135,16 +135,21 @@ type snapshot struct {
 // haveSnapshot makes the worker's snapshot on the device, whose context is current, or says that it cannot
 // be had: then the kernel does without, until the operation ends.
 func (w *worker) haveSnapshot(dev int) bool {
-	s, tried := w.snapshots[dev]
-	if !tried {
-		s = &snapshot{}
-		if w.makeSnapshot(dev, s) != nil {
-			_ = w.dropSnapshot(s)
-			s = nil
-		}
-		w.snapshots[dev] = s
+	if s, tried := w.snapshots[dev]; tried {
+		return s != nil
 	}
-	return s != nil
+	s, made := &snapshot{}, false
+	defer func() { // after a defect of ebb, too: nobody else knows what there is of it
+		if !made {
+			_ = w.dropSnapshot(s)
+		}
+	}()
+	if made = w.makeSnapshot(dev, s) == nil; made {
+		w.snapshots[dev] = s
+	} else {
+		w.snapshots[dev] = nil
+	}
+	return made
 }
 
 func (w *worker) makeSnapshot(dev int, s *snapshot) error {
