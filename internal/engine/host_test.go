@@ -290,6 +290,40 @@ func TestWithoutSnapshotsMoreWorkersMove(t *testing.T) {
 	r.holds(list...)
 }
 
+// That a second device has no room for one shows when a batch of its blocks was taken already. They are copied one by one.
+func TestABatchWithoutItsSnapshotIsCopiedOneByOne(t *testing.T) {
+	r, list := hostRig(t)
+	r.bySnapshot()
+	w := &roomOnOne{Driver: r.drv}
+	r.drv = w
+	res := r.pause()
+	r.drv = w.Driver
+	if res.Workers != 2 || w.refused.Load() == 0 || w.alone.Load() != 3<<20/(128<<10) {
+		t.Errorf("%d workers, %d snapshots refused, %d blocks copied by themselves", res.Workers, w.refused.Load(), w.alone.Load())
+	}
+	r.resume()
+	r.holds(list...)
+}
+
+// roomOnOne is the driver, with no room on the second device; it counts the blocks that kernels copy to host memory.
+type roomOnOne struct {
+	device.Driver
+	refused, alone atomic.Int64
+}
+
+func (w *roomOnOne) MemCreate(n uint64, props mem.Props) (mem.Handle, error) {
+	if props.LocationID == 1 {
+		w.refused.Add(1)
+		return 0, &device.Error{Call: "cuMemCreate", Code: device.CodeOutOfMemory, Name: "CUDA_ERROR_OUT_OF_MEMORY"}
+	}
+	return w.Driver.MemCreate(n, props)
+}
+
+func (w *roomOnOne) HostDevicePointer(p unsafe.Pointer) (mem.Addr, error) {
+	w.alone.Add(1)
+	return w.Driver.HostDevicePointer(p)
+}
+
 // Snapshots that only some workers could have are given back before anything moves without them.
 func TestSnapshotsOfSomeWorkersAreGivenBackAtOnce(t *testing.T) {
 	r, list := hostRig(t)
