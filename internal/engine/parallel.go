@@ -22,8 +22,9 @@ func (e *Engine) inParallel(n int, f func(i int) error) error {
 	return sideBySideIn(e.relaxed, n, f)
 }
 
-// onFiles is inParallel for calls that ask disks and not the driver. Each file call is made on another thread
-// (filesys.Deadline), and to wait for one on a thread of one's own takes ten times as long.
+// onFiles is inParallel for calls that ask disks. Each file call is made on another thread (filesys.Deadline), and to
+// wait for one on a thread of one's own takes ten times as long. Where f asks the driver, for host memory, it does so by
+// way of take or giveBack, which see to the thread.
 func (e *Engine) onFiles(n int, f func(i int) error) error {
 	return sideBySideIn(func(f func() error) error { return f() }, n, f)
 }
