@@ -54,7 +54,7 @@ func (a *actor) spans(row, what, verb string, of operations) []Spans {
 		}
 	}
 	if way, ok := a.ways[verb]; ok {
-		sp.Snapshot, sp.Trials = way.Snapshot, way.Trials
+		sp.Snapshot, sp.Trials = way.Snapshot && way.Workers == sp.Workers, way.Trials // else they could not be had
 	}
 	return []Spans{sp}
 }

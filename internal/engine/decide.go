@@ -107,8 +107,9 @@ func (e *Engine) moveWhileHashing(t *transfer, unused plan.Ranges, way pipeline.
 			return err
 		})
 	}()
+	whole := false
 	wait := sync.OnceValue(func() error {
-		known.end()
+		known.end(whole)
 		return <-moved
 	})
 	defer func() { // also when hashing fails: nothing may be moved any more when this returns
@@ -120,6 +121,7 @@ func (e *Engine) moveWhileHashing(t *transfer, unused plan.Ranges, way pipeline.
 	if err := e.decide(t, unused, known.add); err != nil {
 		return err
 	}
+	whole = true
 	defer e.progress(t)()
 	return wait()
 }
@@ -130,6 +132,7 @@ type decided struct {
 	more *sync.Cond
 	is   []bool // by number of the block
 	over bool   // no more will be
+	void bool   // the pause fails: none counts
 
 	last []int // decided about, and not told yet; of the goroutine that calls add and end
 }
@@ -149,7 +152,13 @@ func (d *decided) add(n int) {
 	}
 }
 
-func (d *decided) end() { d.tell(true) }
+// end: no more will be decided. Unless all were (whole), none is to be moved any more.
+func (d *decided) end(whole bool) {
+	d.mu.Lock()
+	d.void = !whole
+	d.mu.Unlock()
+	d.tell(true)
+}
 
 func (d *decided) tell(over bool) {
 	d.mu.Lock()
@@ -166,7 +175,7 @@ func (d *decided) tell(over bool) {
 func (d *decided) by(n int) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.is[n]
+	return d.is[n] && !d.void
 }
 
 // wait is by, when that is certain.
@@ -176,7 +185,7 @@ func (d *decided) wait(n int) bool {
 	for !d.is[n] && !d.over {
 		d.more.Wait()
 	}
-	return d.is[n]
+	return d.is[n] && !d.void
 }
 
 // zeroSums are the fingerprints of blocks of zeros, by length.

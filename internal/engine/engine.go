@@ -1,7 +1,7 @@
 // Package engine orders everything else: it makes and frees managed memory, and carries out
 // pause and resume. One engine serves one process.
 //
-// A pause reads: freeze → plan → run → commit → release (pause.go); a resume: claim →
+// A pause reads: freeze → plan (decide.go) → run → commit → release (pause.go); a resume: claim →
 // create → map → run → commit (resume.go).
 //
 // Locks, in the order in which they are taken:
@@ -18,6 +18,7 @@
 //	lane.mu        one request of streamed state in a direction at a time; held over device and disk I/O
 //	states.resting what requests of streamed state do after their end
 //	states.mu      which states there are, and which requests
+//	decided.mu     which blocks of a pause were decided about; workers wait for it with their queues' lock held
 //	backings.mu    which backing holds which allocation
 //	usages.mu      which table counts which directory
 //	gate.mu        who waits for a safe point
