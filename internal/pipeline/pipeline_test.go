@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"errors"
 	"testing"
 	"unsafe"
 
@@ -96,6 +97,21 @@ func TestFewWorkersBeginWithHostMemory(t *testing.T) {
 		}
 		if host != want {
 			t.Errorf("of %d workers %d begin with host memory, want %d", n, host, want)
+		}
+	}
+}
+
+func TestADefectInWhatAClerkDoesIsAnError(t *testing.T) {
+	w := &worker{errands: make(chan func() error), done: make(chan error)}
+	go w.clerk()
+	defer close(w.errands)
+	failed := errors.New("no answer")
+	for range 2 { // the clerk lives on
+		if err := w.onDisk(func() error { panic("a defect") }); !errors.Is(err, ErrPanic) {
+			t.Errorf("got %v", err)
+		}
+		if err := w.onDisk(func() error { return failed }); err != failed {
+			t.Errorf("got %v", err)
 		}
 	}
 }

@@ -1,5 +1,5 @@
 // Package pipeline carries blocks between device memory and backings. A fixed pool of workers,
-// each on an OS thread of its own, takes blocks one after the other; a worker copies its next block
+// each on an OS thread of its own (and with a clerk without one, for files), takes blocks one after the other; a worker copies its next block
 // on the device while it writes (or has the last one copied while it reads) the present one, through
 // two staging blocks of its own. Memory is therefore bounded by the staging buffer. Blocks in host
 // memory and blocks on disk have queues of their own, so that both move at the same time.
@@ -200,7 +200,7 @@ func (p *Pool) begin(n int, f func(i int, w *worker) error) (wait func() error) 
 // start sees to it that there are n workers.
 func (p *Pool) start(n int) error {
 	for i := len(p.workers); i < n; i++ {
-		w := &worker{id: i, drv: p.drv, options: &p.options, tasks: make(chan func()), streams: map[int]*[slots]device.Stream{}, snapshots: map[int]*snapshot{}}
+		w := &worker{id: i, drv: p.drv, options: &p.options, tasks: make(chan func()), errands: make(chan func() error), done: make(chan error), streams: map[int]*[slots]device.Stream{}, snapshots: map[int]*snapshot{}}
 		w.use(p.staging)
 		started := make(chan error)
 		p.running.Add(1)
@@ -238,6 +238,8 @@ func (w *worker) run(started chan<- error, running *sync.WaitGroup) {
 	if err != nil {
 		return
 	}
+	go w.clerk()
+	defer close(w.errands)
 	for do := range w.tasks {
 		do()
 	}

@@ -24,6 +24,8 @@ type worker struct {
 	drv       device.Driver
 	options   *Options
 	tasks     chan func() // must not panic
+	errands   chan func() error
+	done      chan error // of the last errand
 	staging   [slots]stage
 	lent      []lent               // see quarantine.go
 	hashers   [slots]device.Hasher // nil until first needed
@@ -176,7 +178,7 @@ func (w *worker) finishCopyOut(j job, f *inflight) error {
 		}
 		if b.direct {
 			m.Backing.Mark(m.Offset, entry)
-		} else if err := m.Backing.WriteBlock(m.Offset, b.host, entry); err != nil {
+		} else if err := w.onDisk(func() error { return m.Backing.WriteBlock(m.Offset, b.host, entry) }); err != nil {
 			w.quarantine(f.slot, err)
 			return b.failed("save", err)
 		}
@@ -272,7 +274,7 @@ func (w *worker) beginCopyIn(moves []*Move, slot int) (*inflight, error) {
 func (w *worker) read(b *block, slot int) error {
 	m := b.move
 	if !b.direct {
-		if err := m.Backing.ReadBlock(m.Offset, b.host); err != nil {
+		if err := w.onDisk(func() error { return m.Backing.ReadBlock(m.Offset, b.host) }); err != nil {
 			w.quarantine(slot, err)
 			return b.failed("restore", err)
 		}
@@ -288,6 +290,31 @@ func (w *worker) read(b *block, slot int) error {
 		}
 		return nil
 	}
+}
+
+// onDisk has the worker's clerk make calls to files. Each of them is made on another thread and waited for
+// (filesys.Deadline), which on the worker's own thread takes ten times as long; a file that must be opened first takes
+// four of them.
+func (w *worker) onDisk(call func() error) error {
+	w.errands <- call
+	return <-w.done
+}
+
+// clerk is the goroutine that makes calls for a worker, which waits. It has no thread of its own.
+func (w *worker) clerk() {
+	for call := range w.errands {
+		w.done <- w.attempt(call)
+	}
+}
+
+// attempt makes an error of a defect of ebb, which on a goroutine of its own would end the actor.
+func (w *worker) attempt(call func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%w: %v", ErrPanic, r)
+		}
+	}()
+	return call()
 }
 
 // reach sets Addr, where that is not known yet.
