@@ -102,6 +102,9 @@ func (e *Engine) moveWhileHashing(t *transfer, unused plan.Ranges, way pipeline.
 	moved := make(chan error)
 	go func() {
 		moved <- guarded(0, func(int) error {
+			if !known.any() { // no workers, and nothing that they take of devices
+				return nil
+			}
 			used, err := e.pool.Run(pipeline.Store, work, way)
 			t.workers = max(t.workers, used.Workers)
 			return err
@@ -118,7 +121,7 @@ func (e *Engine) moveWhileHashing(t *transfer, unused plan.Ranges, way pipeline.
 		}
 		t.phases.done(&t.phases.Move)
 	}()
-	if err := e.decide(t, unused, known.add); err != nil {
+	if err := e.decide(t, unused, func(n int) { known.add(n, t.plan.Worked(n)) }); err != nil {
 		return err
 	}
 	whole = true
@@ -131,10 +134,12 @@ type decided struct {
 	mu   sync.Mutex // guards the fields below
 	more *sync.Cond
 	is   []bool // by number of the block
+	some bool   // one of them is in a queue
 	over bool   // no more will be
 	void bool   // the pause fails: none counts
 
-	last []int // decided about, and not told yet; of the goroutine that calls add and end
+	last   []int // decided about, and not told yet; of the goroutine that calls add and end, as worked is
+	worked bool  // one of last is in a queue
 }
 
 // tellAt is how many blocks are told of at once: a batch and more, so that workers copy neighbours together.
@@ -146,7 +151,8 @@ func newDecided(blocks int) *decided {
 	return d
 }
 
-func (d *decided) add(n int) {
+func (d *decided) add(n int, worked bool) {
+	d.worked = d.worked || worked
 	if d.last = append(d.last, n); len(d.last) >= tellAt {
 		d.tell(false)
 	}
@@ -166,9 +172,19 @@ func (d *decided) tell(over bool) {
 	for _, n := range d.last {
 		d.is[n] = true
 	}
-	d.last = d.last[:0]
+	d.last, d.some = d.last[:0], d.some || d.worked
 	d.over = over
 	d.more.Broadcast()
+}
+
+// any waits until a block is in a queue, and reports whether there is one.
+func (d *decided) any() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for !d.some && !d.over {
+		d.more.Wait()
+	}
+	return d.some && !d.void
 }
 
 // by reports whether block n was decided about by now.

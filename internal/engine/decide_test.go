@@ -159,3 +159,38 @@ func TestWhatIsDecidedWhileBlocksMove(t *testing.T) {
 		r.holds(list...)
 	}
 }
+
+// A pause in which nothing is to move wakes no worker and takes nothing of devices, as it would if it decided first.
+func TestNothingToMoveTakesNoWorkers(t *testing.T) {
+	r, list := hostRig(t)
+	r.bySnapshot()
+	made := &makesCounter{Driver: r.drv}
+	r.drv = made
+	t.Cleanup(func() { r.drv = made.Driver })
+	for _, same := range []bool{false, false, true} { // the first has no host memory yet
+		if !same {
+			r.change(list)
+		}
+		made.n.Store(0)
+		res := r.pause()
+		if same && (res.Workers != 0 || made.n.Load() != 0 || res.SkippedSame+res.SkippedZero != res.Bytes) {
+			t.Errorf("%d pieces of device memory were made: %+v", made.n.Load(), res)
+		}
+		if !same && (res.Workers != 2 || made.n.Load() == 0) {
+			t.Errorf("%d pieces of device memory were made: %+v", made.n.Load(), res)
+		}
+		r.resume()
+		r.holds(list...)
+	}
+}
+
+// makesCounter counts the pieces of device memory that are made.
+type makesCounter struct {
+	device.Driver
+	n atomic.Int64
+}
+
+func (c *makesCounter) MemCreate(size uint64, p mem.Props) (mem.Handle, error) {
+	c.n.Add(1)
+	return c.Driver.MemCreate(size, p)
+}
