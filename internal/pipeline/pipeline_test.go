@@ -110,7 +110,7 @@ func TestADefectInWhatAClerkDoesIsAnError(t *testing.T) {
 		if err := w.onDisk(func() error { panic("a defect") }); !errors.Is(err, ErrPanic) {
 			t.Errorf("got %v", err)
 		}
-		if err := w.onDisk(func() error { return failed }); err != failed {
+		if err := w.onDisk(func() error { return failed }); !errors.Is(err, failed) {
 			t.Errorf("got %v", err)
 		}
 	}
