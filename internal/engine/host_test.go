@@ -365,51 +365,6 @@ func (w *whileReached) HostDevicePointer(p unsafe.Pointer) (mem.Addr, error) {
 	return w.Driver.HostDevicePointer(p)
 }
 
-// Snapshots are made while memory is hashed, and go when that fails.
-func TestSnapshotsThatNothingWasCopiedToAreGivenBack(t *testing.T) {
-	r, list := hostRig(t)
-	w := &refusesToHash{Driver: r.drv}
-	r.drv = w
-	t.Cleanup(func() { r.drv = w.Driver })
-	r.pause() // there are workers from now on
-	r.resume()
-	r.change(list)
-	r.bySnapshot()
-	free := [2]uint64{r.free(0), r.free(1)}
-	w.made.Store(0)
-	w.begun.Store(true)
-	_, err := r.Pause(nil, r.set)
-	w.begun.Store(false)
-	if !device.IsCode(err, device.CodeUnknown) || w.made.Load() < 2 {
-		t.Fatalf("got %v after %d allocations", err, w.made.Load())
-	}
-	if r.free(0) != free[0] || r.free(1) != free[1] {
-		t.Errorf("free before: %v, after: %d and %d", free, r.free(0), r.free(1))
-	}
-	r.pause()
-	r.resume()
-	r.holds(list...)
-}
-
-// refusesToHash is the driver, whose streams cannot be waited for once it has begun, which is what hashing does first.
-type refusesToHash struct {
-	device.Driver
-	begun atomic.Bool
-	made  atomic.Int64
-}
-
-func (w *refusesToHash) MemCreate(n uint64, props mem.Props) (mem.Handle, error) {
-	w.made.Add(1)
-	return w.Driver.MemCreate(n, props)
-}
-
-func (w *refusesToHash) StreamSynchronize(s device.Stream) error {
-	if !w.begun.Load() {
-		return w.Driver.StreamSynchronize(s)
-	}
-	return &device.Error{Call: "cuStreamSynchronize", Code: device.CodeUnknown, Name: "CUDA_ERROR_UNKNOWN"}
-}
-
 // Snapshots are given back while the device is waited for and memory is hashed again. A pause that fails there does not end
 // before they are.
 func TestSnapshotsAreGivenBackBeforeAPauseThatFailsEnds(t *testing.T) {
