@@ -165,7 +165,8 @@ func (s *session) cycle(together []part, first bool) error {
 		s.point("write", "raw", c.writes)
 		s.point("read", "raw", c.reads)
 		s.points(c.main...)
-		s.tell("pause", pieceText(s.bytes, piecesOf(s.bytes)), c.main[0])
+		rows := together[0].rows
+		s.tell(rows[slices.IndexFunc(rows, s.wants)], pieceText(s.bytes, piecesOf(s.bytes)), c.main[0])
 	}
 	for i, p := range together {
 		p.figures(s, c, own[i])
