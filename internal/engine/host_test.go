@@ -531,11 +531,21 @@ func TestAPanicLeavesNoSnapshot(t *testing.T) {
 func TestASnapshotThatAPanicLeftHalfMadeIsGivenBack(t *testing.T) {
 	r, list := hostRig(t)
 	r.bySnapshot()
-	free := [2]uint64{r.free(0), r.free(1)}
-	w := &whileMapped{Driver: r.drv, do: func() { panic("a defect") }}
+	var begun atomic.Bool
+	w := &whileMapped{Driver: r.drv, do: func() {
+		if begun.Load() {
+			panic("a defect")
+		}
+	}}
 	r.drv = w
+	t.Cleanup(func() { r.drv = w.Driver })
+	r.pause() // so that no host memory is still being made, by way of the driver
+	r.resume()
+	r.change(list)
+	free := [2]uint64{r.free(0), r.free(1)}
+	begun.Store(true)
 	_, err := r.Pause(nil, r.set)
-	r.drv = w.Driver
+	begun.Store(false)
 	if !errors.Is(err, pipeline.ErrPanic) {
 		t.Errorf("got %v", err)
 	}
