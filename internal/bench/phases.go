@@ -2,7 +2,6 @@ package bench
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 )
@@ -10,7 +9,7 @@ import (
 // Spans is where the time of an actor's pauses or resumes went, by the phases that ebb tells of each.
 type Spans struct {
 	Row       string             `json:"row"`
-	What      string             `json:"what"`      // "16 x 256 MiB, disk"
+	What      string             `json:"what"`      // "16 x 256 MiB"
 	Operation string             `json:"operation"` // pause or resume
 	Rounds    int                `json:"rounds"`
 	Seconds   float64            `json:"seconds"` // of the whole; medians, as of each phase
@@ -73,7 +72,7 @@ func (p printer) spansTable(r Report, verb string) {
 	for _, sp := range r.Spans {
 		if sp.Operation == verb {
 			rows = append(rows, sp)
-			for name := range maps.Keys(sp.Phases) {
+			for name := range sp.Phases {
 				seen[name] = true
 			}
 		}

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
@@ -371,7 +370,7 @@ func TestSnapshotsAreGivenBackBeforeAPauseThatFailsEnds(t *testing.T) {
 	r, list := hostRig(t)
 	r.bySnapshot()
 	free := [2]uint64{r.free(0), r.free(1)}
-	w := &faultAfterCopies{Driver: r.drv}
+	w := &faultAfterCopies{Driver: r.drv, failed: make(chan struct{})}
 	r.drv = w
 	_, err := r.Pause(nil, r.set)
 	r.drv = w.Driver
@@ -385,10 +384,12 @@ func TestSnapshotsAreGivenBackBeforeAPauseThatFailsEnds(t *testing.T) {
 	r.holds(list...)
 }
 
-// faultAfterCopies is the driver of a device that fails after copies to the host, and takes its time to unmap memory.
+// faultAfterCopies is the driver of a device that fails after copies to the host, and unmaps memory only after that.
 type faultAfterCopies struct {
 	device.Driver
 	copied atomic.Bool
+	once   sync.Once
+	failed chan struct{} // closed when it was told that the device fails
 }
 
 func (w *faultAfterCopies) CopyToHost(dst unsafe.Pointer, src mem.Addr, n uint64, s device.Stream) error {
@@ -398,13 +399,16 @@ func (w *faultAfterCopies) CopyToHost(dst unsafe.Pointer, src mem.Addr, n uint64
 
 func (w *faultAfterCopies) Synchronize() error {
 	if w.copied.Load() {
+		defer w.once.Do(func() { close(w.failed) })
 		return &device.Error{Call: "cuCtxSynchronize", Code: device.CodeUnknown, Name: "CUDA_ERROR_UNKNOWN"}
 	}
 	return w.Driver.Synchronize()
 }
 
 func (w *faultAfterCopies) MemUnmap(addr mem.Addr, n uint64) error {
-	time.Sleep(100 * time.Millisecond)
+	if w.copied.Load() {
+		<-w.failed
+	}
 	return w.Driver.MemUnmap(addr, n)
 }
 
